@@ -1,0 +1,43 @@
+# Each target sets up what it needs in .venv when that is missing or older than the files that define it.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+ARGS ?=
+
+.PHONY: run test test-all check format bench clean
+
+run: .venv/.run  ## the whole pipeline on the embedded data; ARGS="--seed 1" passes flags on
+	$(BIN)/goldiprox run $(ARGS)
+
+test: .venv/.dev  ## the default suite: minutes on two cores
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+
+test-all: .venv/.dev  ## everything this machine can run
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: .venv/.dev  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.dev  ## ratios measured side by side; fails where one is over its budget
+	$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+# A folder without a finished stamp is a set-up that was broken off: start it anew.
+.venv/.run: pyproject.toml constraints.txt
+	test -f .venv/.made || $(PYTHON) -m venv --clear .venv
+	touch .venv/.made
+	$(BIN)/pip install -q -e ".[demo,report]"
+	touch $@
+
+.venv/.dev: .venv/.run
+	$(BIN)/pip install -q -e ".[demo,report,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

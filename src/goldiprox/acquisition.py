@@ -1,0 +1,244 @@
+"""Acquisitions: pure functions from candidates to scores. Higher means: train on it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from goldiprox.data import Batch
+from goldiprox.errors import ConfigError, MissingIrreducible, UnknownName
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.loop import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of
+from goldiprox.randomness import derive, preserved, uniforms
+
+ScoringMode = Literal["train", "eval", "train_frozen_stats"]
+
+
+class Candidates:
+    """A large batch, and what can be known about it; each quantity is computed when first asked for.
+
+    Attributes:
+        ids: Of the candidates.
+        x: Their inputs.
+        y: Their targets.
+        keep: How many of them will be trained on.
+        step: The selection step, counted from 0.
+        seed: Of the draws that an acquisition makes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        *,
+        keep: int,
+        irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None,
+        loss: PerExampleLoss = cross_entropy,
+        forward: Forward = call,
+        mode: ScoringMode = "train_frozen_stats",
+        seed: int = 0,
+        step: int = 0,
+    ):
+        self._model, self._batch, self._irreducible = model, batch, irreducible
+        self._loss, self._forward = loss, forward
+        self._mode: ScoringMode = mode
+        self.ids, self.x, self.y = batch
+        self.keep, self.seed, self.step = keep, seed, step
+
+    def __len__(self) -> int:
+        return self._batch.num_examples
+
+    @cached_property
+    def logits(self) -> Any:
+        """The model's output; for tasks other than classification, whatever that is."""
+        with torch.no_grad(), scoring(self._model, self._mode):
+            return self._forward(self._model, self.x)
+
+    @cached_property
+    def loss(self) -> Float[Tensor, " n"]:
+        """The loss of each candidate under the current model."""
+        with torch.no_grad():
+            losses = self._loss(self.logits, self.y)
+        check_losses(losses, len(self))
+        return losses.float()
+
+    @cached_property
+    def irreducible(self) -> Float[Tensor, " n"]:
+        """The loss that would remain after learning everything there is to learn; NaN where unknown."""
+        if self._irreducible is None:
+            raise MissingIrreducible(
+                "this acquisition needs irreducible losses: pass irreducible=gp.IrreducibleLosses.open(path, data=...) "
+                "(--irreducible FILE), made by `goldiprox irreducible`"
+            )
+        if isinstance(self._irreducible, IrreducibleLosses):
+            return self._irreducible[self.ids]
+        with torch.no_grad():
+            losses = self._irreducible(self._batch)
+        check_losses(losses, len(self))
+        return losses.float()
+
+    @cached_property
+    def output_gradients(self) -> Float[Tensor, "n d"]:
+        """The gradient of each candidate's loss with respect to its output."""
+        output = self.logits.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self._loss(output, self.y).sum(), output)
+        return gradient.flatten(1).float()
+
+    def mc_log_probs(self, num_samples: int) -> Float[Tensor, "k n c"]:
+        """Log-probabilities under several dropout masks; each mask is the same for all candidates."""
+        samples = []
+        for sample in range(num_samples):
+            generator = torch.Generator().manual_seed(derive("dropout masks", self.seed, self.step, sample))
+            with (
+                torch.no_grad(),
+                scoring(self._model, self._mode),
+                consistent_dropout(self._model, generator),
+            ):
+                samples.append(self._forward(self._model, self.x).float().log_softmax(-1))
+        return torch.stack(samples)
+
+    def uniforms(self, purpose: str) -> Float[Tensor, " n"]:
+        """One number in (0, 1) per candidate: a hash of its id, the step and the seed."""
+        return uniforms(self.ids, derive(purpose, self.seed, self.step))
+
+
+Acquisition: TypeAlias = Callable[[Candidates], Tensor]
+
+
+def reducible_loss(c: Candidates) -> Float[Tensor, " n"]:
+    """The part of the loss that training can still remove.
+
+    ``loss under the current model - loss under the holdout model``: high for examples that are learnable,
+    relevant and not yet learnt; low for noise, outliers and what is already known.
+    """
+    return c.loss - c.irreducible
+
+
+def loss(c: Candidates) -> Float[Tensor, " n"]:
+    """How badly the current model does: finds what is not yet learnt, and every wrong label with it."""
+    return c.loss
+
+
+def irreducible_loss(c: Candidates) -> Float[Tensor, " n"]:
+    """How predictable an example is at best (minus its irreducible loss): avoids noise, keeps what is known."""
+    return -c.irreducible
+
+
+def uniform(c: Candidates) -> Float[Tensor, " n"]:
+    """Nothing but chance: the baseline, on the same candidates."""
+    return c.uniforms("uniform acquisition").float()
+
+
+def entropy(c: Candidates) -> Float[Tensor, " n"]:
+    """How undecided the current model is about the label, without looking at it."""
+    log_probs = c.logits.float().log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def gradient_norm(c: Candidates) -> Float[Tensor, " n"]:
+    """An upper bound, up to a constant, of the example's gradient norm (Katharopoulos & Fleuret 2018).
+
+    The norm of the loss's gradient with respect to the last layer's output: ``|softmax - one-hot|`` for
+    cross-entropy.
+    """
+    return c.output_gradients.norm(dim=1)
+
+
+def bald(c: Candidates, num_samples: int = 10) -> Float[Tensor, " n"]:
+    """What the label would tell about the weights: ``H[mean of p] - mean of H[p]`` over dropout masks.
+
+    Houlsby et al. 2011; Gal et al. 2017. Needs a model with dropout layers.
+    """
+    log_probs = c.mc_log_probs(num_samples)
+    mean = log_probs.logsumexp(0) - torch.tensor(float(num_samples), device=log_probs.device).log()
+    return -(mean.exp() * mean).sum(-1) + (log_probs.exp() * log_probs).sum(-1).mean(0)
+
+
+ORDERED_SGD_STAGES = ((0.80, 2), (0.90, 4), (0.95, 8), (0.995, 16))
+"""(accuracy from which, kept examples are the highest-loss ones among this many times their number)."""
+
+
+def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
+    """High loss with the schedule of Ordered SGD (Kawaguchi & Lu 2020).
+
+    The pressure rises with the training accuracy: the kept examples are the ones of highest loss within a
+    random pool of `keep` candidates (so: uniform) below 80%, of twice as many from 80% on, then 4, 8 and 16
+    times. The accuracy is that on the current candidates.
+    """
+    accuracy = (c.logits.argmax(-1) == c.y).float().mean().item()
+    factor = max([1, *(f for threshold, f in ORDERED_SGD_STAGES if accuracy >= threshold)])
+    pool_size = min(factor * c.keep, len(c))
+    draws = c.uniforms("ordered loss pool")
+    pool = draws <= draws.kthvalue(pool_size).values
+    # Candidates outside the pool stay below all of it, and finite.
+    return torch.where(pool, c.loss, c.loss - (c.loss.max() - c.loss.min() + 1))
+
+
+ACQUISITIONS: dict[str, Acquisition] = {
+    f.__name__: f for f in (reducible_loss, loss, irreducible_loss, uniform, bald, entropy, gradient_norm, ordered_loss)
+}
+
+
+@contextlib.contextmanager
+def scoring(model: nn.Module, mode: ScoringMode) -> Iterator[None]:
+    """Puts a model into its mode for scoring, and everything back afterwards, generators included.
+
+    * ``train``: as in a training step. BatchNorm's running statistics move with the candidates.
+    * ``train_frozen_stats``: the same outputs, but running statistics stay those of what is trained on, so
+      that a replay ends with the very same model.
+    * ``eval``: no dropout, running statistics.
+    """
+    if mode not in get_args(ScoringMode):
+        raise UnknownName("scoring mode", mode, get_args(ScoringMode))
+    was_training = [(m, m.training) for m in model.modules()]
+    model.train(mode != "eval")
+    frozen: list[tuple[nn.Module, str, Any]] = []
+    if mode == "train_frozen_stats":
+        for m in model.modules():
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats:
+                frozen.append((m, "track_running_stats", True))
+                m.track_running_stats = False
+            elif isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats:
+                frozen.append((m, "momentum", m.momentum))
+                m.momentum = 0.0
+    try:
+        with preserved(device_of(model)) if mode != "eval" else contextlib.nullcontext():
+            yield
+    finally:
+        for m, name, value in frozen:
+            setattr(m, name, value)
+        for m, training in was_training:
+            m.training = training
+
+
+@contextlib.contextmanager
+def consistent_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """Lets every dropout layer drop the same units for all examples of a batch."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    if not layers:
+        raise ConfigError(
+            "bald (mc_log_probs) needs a model with dropout layers (nn.Dropout); this one has none: "
+            "add some (--dropout 0.5 for built-in models), or use another acquisition"
+        )
+
+    def drop(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:  # noqa: ARG001
+        p = float(module.p)  # type: ignore[arg-type]
+        units = output.shape[1:]
+        if isinstance(module, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):  # these drop whole channels
+            units = (units[0], *[1] * (len(units) - 1))
+        keep = torch.rand((1, *units), generator=generator) >= p
+        return output * keep.to(output.device, output.dtype) / (1 - p)
+
+    handles = [layer.register_forward_hook(drop) for layer in layers]
+    try:
+        for layer in layers:
+            layer.eval()  # so that its own dropout does nothing; `scoring` puts the mode back
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,70 @@
+"""What a run shows: when an accuracy was reached, at which cost, and what was picked."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Evaluations = Sequence[Mapping[str, Any]]
+
+
+def first_reaching(evaluations: Evaluations, accuracy: float) -> Mapping[str, Any] | None:
+    """The first evaluation at which this accuracy was reached."""
+    return next((e for e in evaluations if e["accuracy"] >= accuracy), None)
+
+
+def speedup(
+    uniform: Evaluations,
+    model: Evaluations,
+    proxy: Evaluations,
+    *,
+    paid_once: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """How much cheaper the model reached the final accuracy of uniform training.
+
+    ``flops`` and ``seconds`` count everything: the holdout model, the proxy up to that step, and the model up to
+    that step. ``replay`` counts the model alone, as for anyone who was given the sequence. All are None where the
+    accuracy was not reached.
+
+    Args:
+        uniform: Evaluations of the model trained uniformly.
+        model: Evaluations of the model trained on the sequence.
+        proxy: Evaluations of the proxy that recorded it.
+        paid_once: FLOPs and seconds of the irreducible losses.
+    """
+    target = uniform[-1]
+    reached = first_reaching(model, target["accuracy"])
+    if reached is None:
+        return {"steps": None, "flops": None, "seconds": None, "replay": {"flops": None, "seconds": None}}
+    selecting = next(e for e in proxy if e["step"] >= reached["step"])
+    full: dict[str, float | None] = {}
+    replay: dict[str, float | None] = {}
+    for unit in ("flops", "seconds"):
+        costs = [target[unit], reached[unit], selecting[unit], paid_once[unit]]
+        known = [c for c in costs if c is not None]
+        full[unit] = known[0] / sum(known[1:]) if len(known) == len(costs) else None
+        replay[unit] = known[0] / known[1] if len(known) == len(costs) else None
+    return {"steps": target["step"] / reached["step"], **full, "replay": replay}
+
+
+def share(ids: np.ndarray, flags: np.ndarray) -> float:
+    """The share of picks that are flagged."""
+    return float(flags[ids].mean()) if len(ids) else 0.0
+
+
+def share_over_time(ids: np.ndarray, flags: np.ndarray, *, keep: int, steps: Sequence[int]) -> list[float]:
+    """The share of flagged picks since the step before, at each of these steps."""
+    ends = [0, *steps]
+    return [share(ids[a * keep : b * keep], flags) for a, b in itertools.pairwise(ends)]
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """The rank correlation of two sets of scores; equal values share their mean rank."""
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

@@ -1,0 +1,80 @@
+"""What a person sees: progress and messages on stderr, results on stdout."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from goldiprox.loop import OnStep
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Bars:
+    """A progress bar a stage: steps, rate, time left, the latest accuracy."""
+
+    @contextmanager
+    def stage(self, title: str, total: int | None) -> Iterator[OnStep]:
+        columns = [SpinnerColumn(), TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn()]
+        columns += [
+            TextColumn("{task.fields[rate]:>10}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+        ]
+        with Progress(*columns, console=err) as progress:
+            task = progress.add_task(title, total=total, rate="", accuracy="")
+
+            def on_step(step: int, latest: Mapping[str, Any]) -> None:
+                speed = progress.tasks[task].speed
+                accuracy = f"accuracy {latest['accuracy']:.3f}" if "accuracy" in latest else ""
+                progress.update(task, completed=step, rate=f"{speed:.0f} steps/s" if speed else "", accuracy=accuracy)
+
+            yield on_step
+            if total is None:
+                progress.update(task, total=progress.tasks[task].completed)
+
+
+def print_json(value: Any) -> None:
+    out.file.write(json.dumps(value, indent=2) + "\n")
+
+
+def facts(title: str, rows: list[list[str]]) -> Table:
+    """Names and values, without a head."""
+    made = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
+    """Figures in columns."""
+    made = Table(title=title, title_justify="left")
+    for number, header in enumerate(headers):
+        made.add_column(header, justify="left" if number == 0 else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def next_command(command: str) -> None:
+    out.print(f"\nNext: [bold]{command}[/bold]")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def times(factor: float | None) -> str:
+    return "?x" if factor is None else f"{factor:.1f}x" if factor >= 1 else f"{factor:.2f}x"

@@ -1,0 +1,152 @@
+"""`goldiprox inspect`, `verify` and `data`: looking at what is there."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from goldiprox import sequence as sequences
+from goldiprox.artifacts import read_header
+from goldiprox.cli import options as o
+from goldiprox.cli.console import err, facts, next_command, out, print_json
+from goldiprox.data import fingerprint, load, sources
+from goldiprox.data.fingerprint import short
+from goldiprox.errors import CorruptFile, GoldiproxError
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.pipeline import RunConfig, Stages
+from goldiprox.sequence import Sequence
+
+Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tables.")]
+WithData = Annotated[bool, typer.Option("--with-data", help="Compare with the data that the data flags describe.")]
+
+
+def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
+    kind = read_header(path).kind
+    if kind == sequences.KIND:
+        return Sequence.open(path, partial=partial)
+    if kind == "irreducible":
+        return IrreducibleLosses.open(path)
+    raise CorruptFile(f"{path} is of kind {kind!r}, which this release does not know")
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A sequence or an irreducible table.")],
+    json: o.Json = False,
+) -> None:
+    """Show what a file holds and what it was made from."""
+    header = read_header(file)
+    opened = _open(file, partial=True)
+    figures: dict[str, Any] = {"path": str(file), "kind": header.kind, "digest": opened.digest}
+    if isinstance(opened, Sequence):
+        figures |= {"complete": opened.complete, **asdict(sequences.statistics(opened))}
+        del figures["class_shares"]
+    else:
+        losses = opened.values[opened.ids]
+        quantiles = losses.quantile(losses.new_tensor([0, 0.5, 0.9, 1])).tolist()
+        names = ("lowest", "median", "90% below", "highest")
+        figures |= {
+            "examples": len(losses),
+            "mean": losses.mean().item(),
+            **dict(zip(names, quantiles, strict=True)),
+        }
+    if json:
+        return print_json({**figures, "header": asdict(header)})
+    rows = [[name, _readable(value)] for name, value in figures.items()]
+    rows += [[f"data {name}", _readable(value)] for name, value in header.data.items()]
+    rows += [[f"parent: {name}", short(value)] for name, value in header.parents.items()]
+    rows += [[name, _readable(value)] for name, value in header.config.items() if name not in figures]
+    rows += [["made with", ", ".join(f"{k} {v}" for k, v in header.versions.items())]]
+    return out.print(facts(str(file), rows))
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_readable(v)}" for k, v in value.items())
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return short(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+@o.configured(o.DATA)
+def verify(
+    config: RunConfig,
+    file: Files,
+    with_data: WithData = False,
+    json: o.Json = False,
+) -> None:
+    """Check files: structure, checksums, end mark, ids, repetitions within a step, parents, and the data."""
+    stages = Stages(config) if with_data else None
+    opened: dict[str, Sequence | IrreducibleLosses] = {}
+    problems: dict[str, str] = {}
+    for path in file:
+        try:
+            opened[str(path)] = checked = _open(path)
+            if isinstance(checked, Sequence):
+                sequences.verify(checked)
+            if stages:
+                header = read_header(path)
+                stages.require_same_data(str(path), header.data, header.config, header.parents)
+        except GoldiproxError as e:
+            problems[str(path)] = str(e)
+    tables = [t for t in opened.values() if isinstance(t, IrreducibleLosses)]
+    for name, checked in opened.items():
+        parent = checked.header.parents.get("irreducible") if isinstance(checked, Sequence) else None
+        if parent and tables and name not in problems and parent not in {t.digest for t in tables}:
+            problems[name] = f"{name} was not made from the irreducible table given with it (parent {short(parent)})"
+    if json:
+        print_json(
+            {"files": [{"path": str(p), "ok": str(p) not in problems, "problem": problems.get(str(p))} for p in file]}
+        )
+    for path in [] if json else file:
+        if str(path) in problems:
+            err.print("[bold red]bad[/bold red]  " + escape(problems[str(path)]))
+        else:
+            out.print(f"[green]ok[/green]   {path}  {short(opened[str(path)].digest)}")
+    if problems:
+        raise typer.Exit(1)
+
+
+data = typer.Typer(help="Data sets: what is there, and what is in it.", no_args_is_help=True)
+
+
+@data.command("list")
+def list_data(
+    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie (or GOLDIPROX_DATA).")] = None,
+    json: o.Json = False,
+) -> None:
+    """List the built-in data sets and where they are."""
+    found = sources.available(data_dir)
+    if json:
+        return print_json(found)
+    out.print(facts("Data sets", [[name, where] for name, where in found.items()]))
+    return next_command("goldiprox data check mnist5k")
+
+
+@data.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(help="A built-in name, a folder, or package.module:callable.")] = "mnist5k",
+    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie (or GOLDIPROX_DATA).")] = None,
+    json: o.Json = False,
+) -> None:
+    """Load a data set, check it, and show its size, classes and fingerprint."""
+    source = load(name, data_dir)
+    train = source.train
+    counts = train.y.bincount(minlength=train.num_classes or 0).tolist() if train.num_classes else []
+    figures = {
+        "data": name,
+        "train": len(train),
+        "test": len(source.test),
+        "input_shape": list(train.input_shape),
+        "classes": train.num_classes,
+        "smallest_class": min(counts, default=None),
+        "largest_class": max(counts, default=None),
+        "fingerprint": fingerprint(train),
+    }
+    if json:
+        return print_json(figures)
+    out.print(facts(name, [[k.replace("_", " "), _readable(v)] for k, v in figures.items()]))
+    return next_command(f"goldiprox run --data {name}")

@@ -1,0 +1,143 @@
+"""The flags that commands share: each is spelt, explained and turned into a configuration in one place."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from goldiprox.irreducible import HoldoutConfig
+from goldiprox.loop import TrainingConfig
+from goldiprox.pipeline import RunConfig
+from goldiprox.prepare import DataConfig
+
+Flag = tuple[str, Any, Any, str]
+"""(parameter, type, default, help)"""
+
+DATA: list[Flag] = [
+    ("data", str, "mnist5k", "A built-in data set, a folder of Parquet files, or package.module:callable."),
+    ("data_dir", str | None, None, "Where data sets lie (or GOLDIPROX_DATA)."),
+    ("data_seed", int, 0, "Seed of split and damage; the same in every command."),
+    ("holdout", float, 0.5, "Share of the data that is held out."),
+    ("noise", float, 0.0, "Share of training labels to corrupt."),
+    ("noise_kind", str, "uniform", "uniform, class or instance."),
+    ("holdout_noise", float, 0.0, "Share of holdout labels to corrupt."),
+    ("white_noise", float, 0.0, "Share of training inputs to replace by noise."),
+    ("duplicates", float, 0.0, "Share of training examples to replace by copies of others."),
+]
+HOLDOUT_MODEL: list[Flag] = [
+    ("il_model", str | None, None, "The holdout model; by default of the proxy's kind."),
+    ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
+    ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
+]
+PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or package.module:callable.")]
+MODEL: list[Flag] = [
+    ("model", str, "mlp512", "The large model that trains on the sequence; or package.module:callable.")
+]
+TRAINING: list[Flag] = [
+    ("lr", float, 1e-3, "Learning rate."),
+    ("weight_decay", float, 0.01, "Weight decay."),
+    ("schedule", str, "constant", "Of the learning rate: constant or cosine."),
+    ("dropout", float, 0.0, "Of built-in models."),
+]
+SELECTION: list[Flag] = [
+    ("acquisition", str, "reducible_loss", "What scores candidates; or package.module:callable."),
+    ("rule", str, "top_k", "How scores become a choice: top_k, gumbel_top_k or mix."),
+    ("temperature", float, 1.0, "Of gumbel_top_k, in standard deviations of the scores."),
+    ("mix_fraction", float, 0.5, "Of mix: the share chosen uniformly."),
+    ("candidates", int, 320, "Examples scored per step."),
+    ("keep", int, 32, "Examples trained on per step."),
+    ("epochs", int, 20, "Passes over the candidates."),
+]
+MACHINE: list[Flag] = [
+    ("seed", int, 0, "Seed of weights, candidates and selection."),
+    ("device", str, "auto", "auto, cuda, mps or cpu."),
+    ("workers", int | None, None, "Load through this many processes (default: data stays on the device)."),
+]
+PANELS = {
+    "Data": DATA,
+    "Holdout model": HOLDOUT_MODEL,
+    "Models": PROXY + MODEL,
+    "Training": TRAINING,
+    "Selection": SELECTION,
+    "Machine": MACHINE,
+}
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="The folder to write to (default: a new one under runs/).")
+]
+
+
+def configured(*groups: list[Flag], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these flags, and hands them to it as one `RunConfig`, its first argument.
+
+    Args:
+        groups: Which flags.
+        defaults: Where this command's differ.
+    """
+    flags = [flag for group in groups for flag in group]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            shared = {name: values.pop(name) for name, *_ in flags}
+            command(_configuration(shared), **values)
+
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, default),
+                annotation=Annotated[kind, typer.Option(help=text, rich_help_panel=_panel(name))],
+            )
+            for name, kind, default, text in flags
+        ]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _panel(name: str) -> str:
+    return next(title for title, flags in PANELS.items() if name in {flag[0] for flag in flags})
+
+
+def _configuration(values: dict[str, Any]) -> RunConfig:
+    """The configuration that a command's flags describe; flags it does not have keep their defaults."""
+
+    def take(*names: str, **renamed: str) -> dict[str, Any]:
+        names_of = {n: n for n in names} | renamed
+        return {field: values[flag] for field, flag in names_of.items() if flag in values}
+
+    return RunConfig(
+        data=DataConfig(**take(*(flag[0] for flag in DATA))),
+        holdout=HoldoutConfig(**take("checkpoint")),
+        training=TrainingConfig(**take("lr", "weight_decay", "schedule")),
+        **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),
+        **take(
+            "candidates",
+            "keep",
+            "epochs",
+            "seed",
+            "device",
+            "dropout",
+            num_folds="folds",
+            num_workers="workers",
+        ),
+    )
+
+
+def data_flags(config: RunConfig) -> str:
+    """The data flags as the next command needs them: those that differ from its defaults."""
+    default = DataConfig()
+    changed = {k: v for k, v in vars(config.data).items() if v != getattr(default, k)}
+    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in changed.items())

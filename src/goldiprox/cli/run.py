@@ -1,0 +1,66 @@
+"""`goldiprox run`: everything, on embedded data by default."""
+
+from pathlib import Path
+from typing import Any
+
+from goldiprox import pipeline
+from goldiprox.cli import options as o
+from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, table, times
+from goldiprox.errors import MissingExtra
+
+
+@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.TRAINING, o.MACHINE, noise=0.1)
+def run(
+    config: pipeline.RunConfig,
+    out_folder: o.OutFolder = None,
+    force: o.Force = False,
+    json: o.Json = False,
+) -> None:
+    """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
+    progress = pipeline.Silent() if json else Bars()
+    result = pipeline.run(config, str(out_folder) if out_folder else None, force=force, progress=progress)
+    try:
+        from goldiprox.report.figures import draw_run
+
+        result["figures"] = [str(p) for p in draw_run(Path(result["out"]), result)]
+    except MissingExtra as e:
+        result["figures"] = []
+        err.print(f"no figures: {e}")
+    if json:
+        print_json(result)
+    else:
+        _show(result, config)
+
+
+def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
+    corrupted = result["corrupted"]
+    method = next(name for name in result["results"])
+    rows = [
+        [
+            f"{name} (the sequence)" if name == method else name,
+            percent(figures["accuracy"]),
+            percent(figures["best_accuracy"]),
+            percent(corrupted[name]),
+            f"{figures['seconds']:.1f}",
+        ]
+        for name, figures in result["results"].items()
+    ]
+    title = (
+        f"{result['model']['name']} on {result['data']}, {result['sequence']['steps']:,} steps of {config.keep}; "
+        f"{percent(corrupted['data'])} of the training side is corrupted"
+    )
+    out.print()
+    out.print(table(title, ["trained on", "final accuracy", "best", "corrupted picks", "seconds"], rows))
+    speedup = result["speedup"]
+    if speedup["steps"] is None:
+        out.print("The sequence did not reach uniform's final accuracy on this data.")
+    else:
+        out.print(
+            f"To uniform's final accuracy: {times(speedup['steps'])} fewer steps. With holdout model and proxy on the "
+            f"bill: {times(speedup['flops'])} fewer FLOPs, {times(speedup['seconds'])} less time. For whoever is given "
+            f"the sequence: {times(speedup['replay']['flops'])} and {times(speedup['replay']['seconds'])}."
+        )
+    out.print(f"One seed ({result['seed']}), {result['device']}. Files and figures: {result['out']}")
+    for path in result["figures"]:
+        out.print(f"  {path}")
+    next_command(f"goldiprox train --sequence {result['sequence']['path']} --model small_cnn{o.data_flags(config)}")

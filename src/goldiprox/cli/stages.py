@@ -1,0 +1,129 @@
+"""`goldiprox irreducible`, `select` and `train`: the stages one by one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
+from goldiprox.cli import options as o
+from goldiprox.cli.console import Bars, next_command, out, percent, print_json
+from goldiprox.data.fingerprint import short
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.pipeline import Progress, RunConfig, Silent, Stages, new_folder
+from goldiprox.sequence import Sequence
+
+
+@o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.TRAINING, o.MACHINE)
+def irreducible(
+    config: RunConfig,
+    out_file: o.OutFile = Path("irreducible.arrow"),
+    force: o.Force = False,
+    json: o.Json = False,
+) -> None:
+    """Train the holdout model and write the irreducible loss of every training example."""
+    check_output(out_file, force=force)
+    stages = Stages(config, progress=_progress(json))
+    table, _, summary = stages.irreducible()
+    path = table.save(out_file, force=force)
+    losses = table.values[table.ids]
+    result = {
+        "irreducible": {
+            "path": str(path),
+            "digest": table.digest,
+            "examples": len(losses),
+            "mean": losses.mean().item(),
+        },
+        "il_model": {"name": config.il_model or config.proxy, **summary},
+        "ledger": stages.ledger.as_dict(),
+    }
+    if json:
+        return print_json(result)
+    out.print(
+        f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
+        f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
+    )
+    return next_command(f"goldiprox select --irreducible {path} --out sequence.arrow{o.data_flags(config)}")
+
+
+@o.configured(o.DATA, o.PROXY, o.SELECTION, o.TRAINING, o.MACHINE)
+def select(
+    config: RunConfig,
+    irreducible: Annotated[
+        Path | None,
+        typer.Option(help="The irreducible losses; not needed by acquisitions such as loss or uniform."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help="What to record beside ids: score,loss,irreducible.")] = "",
+    out_file: o.OutFile = Path("sequence.arrow"),
+    force: o.Force = False,
+    json: o.Json = False,
+) -> None:
+    """Train the proxy on what it selects, and write the sequence."""
+    check_output(out_file, force=force)
+    stages = Stages(config, progress=_progress(json))
+    table = None
+    if irreducible is not None:
+        table = IrreducibleLosses.open(irreducible)
+        stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
+    names = tuple(c.strip() for c in columns.split(",") if c.strip())
+    recording, _ = stages.select(table, out_file, force=force, columns=names)
+    result = {
+        "sequence": {
+            "digest": recording.digest,
+            "steps": recording.steps,
+            "path": str(recording.path),
+            "keep": config.keep,
+        },
+        "proxy": {"name": config.proxy, "accuracy": recording.history.final["accuracy"]},
+        "ledger": stages.ledger.as_dict(),
+    }
+    if json:
+        return print_json(result)
+    out.print(
+        f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
+        f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
+    )
+    return next_command(f"goldiprox train --sequence {recording.path} --model mlp512{o.data_flags(config)}")
+
+
+@o.configured(o.DATA, o.MODEL, o.TRAINING, o.MACHINE)
+def train(
+    config: RunConfig,
+    sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),
+    partial: Annotated[bool, typer.Option("--partial", help="Accept a sequence that was broken off.")] = False,
+    out_folder: o.OutFolder = None,
+    force: o.Force = False,
+    json: o.Json = False,
+) -> None:
+    """Train the large model on a sequence: metrics.jsonl, model.safetensors, result.json."""
+    opened = Sequence.open(sequence, partial=partial)
+    stages = Stages(config, progress=_progress(json))
+    header = opened.header
+    stages.require_same_data(str(sequence), header.data, header.config, header.parents)
+    stages.build(config.model, "model", config.seed)
+    folder = new_folder(str(out_folder) if out_folder else None, f"train-{config.model.replace(':', '-')}", force=force)
+    with JsonLines(folder / "metrics.jsonl") as metrics:
+        history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
+    save_weights(model, folder / "model.safetensors")
+    result = {
+        "data": config.data.data,
+        "seed": config.seed,
+        "model": config.model,
+        "sequence": {"digest": opened.digest, "steps": len(opened), "path": str(sequence)},
+        "accuracy": history.final["accuracy"],
+        "ledger": stages.ledger.as_dict(),
+        "versions": versions(),
+        "out": str(folder),
+    }
+    write_json(folder / "result.json", result)
+    if json:
+        return print_json(result)
+    out.print(
+        f"{config.model} after {history.steps:,} steps: accuracy {percent(result['accuracy'])} "
+        f"({history.cost.seconds:.1f} s of training). Files: {folder}"
+    )
+    return next_command(f"goldiprox inspect {sequence}{o.data_flags(config)}")
+
+
+def _progress(json: bool) -> Progress:
+    return Silent() if json else Bars()

@@ -1,0 +1,13 @@
+"""Data: batches with ids, resident data, sources, fingerprints, corruption."""
+
+from goldiprox.data.batch import Batch as Batch
+from goldiprox.data.batch import WithIds as WithIds
+from goldiprox.data.batch import as_batch as as_batch
+from goldiprox.data.batch import iterate as iterate
+from goldiprox.data.batch import unwrap as unwrap
+from goldiprox.data.fingerprint import fingerprint as fingerprint
+from goldiprox.data.fingerprint import labels_of as labels_of
+from goldiprox.data.fingerprint import require_fingerprint as require_fingerprint
+from goldiprox.data.resident import TensorData as TensorData
+from goldiprox.data.sources import Source as Source
+from goldiprox.data.sources import load as load

@@ -1,0 +1,152 @@
+"""Batches that know which examples they hold."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from goldiprox.data.resident import TensorData
+from goldiprox.errors import DataError
+
+_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Applies a function to every tensor inside tuples, lists and dictionaries; leaves the rest alone."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return type(value)({k: map_tensors(function, v) for k, v in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, v) for v in value))
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(function, v) for v in value)
+    return value
+
+
+class Batch(NamedTuple):
+    """Examples with their ids: a named tuple, so loaders collate it, pin it and move it as it is.
+
+    Attributes:
+        ids: Positions in the base data set.
+        x: The inputs, of any structure, examples along the first dimension of every tensor.
+        y: The targets, likewise; None where there are none.
+    """
+
+    ids: Int[Tensor, " n"]
+    x: Any
+    y: Any
+
+    @property
+    def num_examples(self) -> int:
+        return self.ids.numel()
+
+    def take(self, rows: Int[Tensor, " k"]) -> "Batch":
+        """The batch of these rows (positions inside this batch), in that order."""
+        return Batch(*(map_tensors(lambda t: t[rows.to(t.device)], part) for part in self))
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch(*(map_tensors(lambda t: t.to(device, non_blocking=True), part) for part in self))
+
+
+def as_batch(value: Any) -> Batch:
+    """What a loader over `WithIds` gave, as a Batch."""
+    if isinstance(value, Batch):
+        return value
+    if isinstance(value, tuple | list) and len(value) == 3 and isinstance(value[0], Tensor):
+        ids = value[0]
+        if ids.ndim == 1 and not ids.is_floating_point():
+            return Batch(*value)
+    raise DataError(
+        f"a batch must carry ids: got {type(value).__name__}; wrap the data set: DataLoader(gp.WithIds(dataset), ...)"
+    )
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """Inputs and target of one example as data sets give it: ``(x, y)``, ``(a, b, ..., y)`` or a dictionary."""
+    if isinstance(item, dict):
+        key = next((k for k in _TARGET_KEYS if k in item), None)
+        return {k: v for k, v in item.items() if k != key}, item[key] if key else None
+    if isinstance(item, tuple | list):
+        return (item[0], item[1]) if len(item) == 2 else (tuple(item[:-1]), item[-1])
+    return item, None
+
+
+class WithIds(Dataset):
+    """Any map-style data set, its items as `Batch(id, x, y)`.
+
+    Args:
+        dataset: Has ``__len__`` and ``__getitem__``.
+        split: Turns an item into inputs and target, where `split_item` does not fit.
+    """
+
+    def __init__(self, dataset: Any, split: Callable[[Any], tuple[Any, Any]] = split_item):
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise DataError(
+                f"{type(dataset).__name__} is not a map-style data set: ids are positions, so it needs "
+                f"__len__ and __getitem__"
+            )
+        self.dataset = dataset
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, id: int) -> Batch:
+        x, y = self.split(self.dataset[id])
+        return Batch(torch.tensor(id), x, y)
+
+
+def unwrap(data: Any) -> Any:
+    """The base data set inside `WithIds`."""
+    return data.dataset if isinstance(data, WithIds) else data
+
+
+def iterate(
+    data: Any,
+    batch_ids: Iterable[Any],
+    *,
+    device: torch.device | str,
+    num_workers: int | None = None,
+    seed: int = 0,
+) -> Iterator[Batch]:
+    """The batches of these ids, on the device: sliced where the data is resident, else through a DataLoader.
+
+    Args:
+        data: `TensorData`, or any map-style data set.
+        batch_ids: For each batch, its ids (list, array or tensor).
+        device: Where the batches go.
+        num_workers: Processes that load. None: slice `TensorData` directly, load other data in this process.
+        seed: For the workers' own generators.
+    """
+    if isinstance(data, TensorData) and num_workers is None:
+        data = data.to(device)
+        for ids in batch_ids:
+            ids = torch.as_tensor(ids, dtype=torch.int64, device=device)
+            yield Batch(ids, *data.gather(ids))
+        return
+    with_ids = data if isinstance(data, WithIds) else WithIds(data)
+    loader = DataLoader(
+        with_ids,
+        batch_sampler=_AsLists(batch_ids),
+        num_workers=num_workers or 0,
+        pin_memory=torch.device(device).type == "cuda",
+        # Without a generator of its own the loader would draw from the global one.
+        generator=torch.Generator().manual_seed(seed),
+    )
+    for batch in loader:
+        yield as_batch(batch).to(device)
+
+
+class _AsLists:
+    """Ids of any kind as the lists of ints that loaders pass on."""
+
+    def __init__(self, batch_ids: Iterable[Any]):
+        self.batch_ids = batch_ids
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for ids in self.batch_ids:
+            yield torch.as_tensor(ids).tolist()

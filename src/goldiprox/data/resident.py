@@ -1,0 +1,133 @@
+"""Data that lives on the device as one tensor, and is normalised when a batch is taken from it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from goldiprox.errors import DataError, some
+
+
+class TensorData(Dataset):
+    """A map-style data set of tensors that fits on the device.
+
+    Stored inputs stay as they came (bytes for images); what a batch gives is ``(x - mean) / std``, in
+    float32, with bytes first scaled to [0, 1].
+
+    Args:
+        x: Inputs, examples first.
+        y: Targets, one per example.
+        num_classes: Set for classification; every target must then be in ``[0, num_classes)``.
+        mean: Per channel (dimension 1), or None for inputs used as they are.
+        std: Likewise.
+        name: For messages and reports.
+        class_names: For reports.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        num_classes: int | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        name: str = "data",
+        class_names: tuple[str, ...] = (),
+    ):
+        if len(x) != len(y):
+            raise DataError(f"{name}: {len(x):,} inputs but {len(y):,} targets")
+        if num_classes is not None:
+            check_labels(y, num_classes, name)
+        if (mean is None) != (std is None):
+            raise DataError(f"{name}: give both mean and std, or neither")
+        self.x, self.y = x, y
+        self.num_classes, self.mean, self.std = num_classes, mean, std
+        self.name, self.class_names = name, class_names
+        self._scale, self._shift = self._affine()
+
+    def _affine(self) -> tuple[Tensor | None, Tensor | None]:
+        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
+        if self.mean is None or self.std is None:
+            return (torch.tensor(1 / unit, device=self.x.device), None) if unit != 1 else (None, None)
+        mean, std = (np.asarray(v, np.float64).reshape(-1, *[1] * (self.x.ndim - 2)) for v in (self.mean, self.std))
+        scale, shift = 1 / (unit * std), -mean / std
+        return tuple(torch.tensor(v, dtype=torch.float32, device=self.x.device) for v in (scale, shift))  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, id: int) -> tuple[Tensor, Tensor]:
+        x, y = self.gather(torch.tensor([id]))
+        return x[0], y[0]
+
+    def gather(self, ids: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these ids, normalised."""
+        ids = ids.to(self.x.device)
+        x = self.x[ids]
+        if self._scale is not None:
+            x = x.float() * self._scale
+        if self._shift is not None:
+            x = x + self._shift
+        return x, self.y[ids]
+
+    def to(self, device: torch.device | str) -> "TensorData":
+        device = torch.device(device)
+        if self.x.device == device:
+            return self
+        return self.replace(x=self.x.to(device), y=self.y.to(device))
+
+    def replace(self, **changes: Any) -> "TensorData":
+        """A copy with some of its parts exchanged."""
+        parts = {k: getattr(self, k) for k in ("x", "y", "num_classes", "mean", "std", "name", "class_names")}
+        return TensorData(**(parts | changes))
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.y.cpu().numpy()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def hashed_parts(self) -> list[Any]:
+        """What the fingerprint covers: every byte."""
+        return [self.x, self.y, list(self.mean or ()), list(self.std or ())]
+
+
+def check_labels(y: Tensor, num_classes: int, name: str) -> None:
+    if y.is_floating_point() or y.ndim != 1:
+        raise DataError(
+            f"{name}: class labels must be integers, one per example; got {y.dtype}, shape {tuple(y.shape)}"
+        )
+    bad = ((y < 0) | (y >= num_classes)).nonzero().flatten().tolist()
+    if bad:
+        raise DataError(
+            f"{name}: {len(bad):,} labels are outside the {num_classes} classes 0..{num_classes - 1}: ids {some(bad)} "
+            f"have labels {some(y[bad].tolist())}; correct them or raise num_classes"
+        )
+
+
+def as_resident(dataset: Any, name: str, *, num_classes: int | None = None) -> TensorData:
+    """Any map-style data set of ``(x, y)``, read once into memory."""
+    if isinstance(dataset, TensorData):
+        return dataset
+    xs, ys = [], []
+    for id in range(len(dataset)):
+        x, y = dataset[id]
+        xs.append(torch.as_tensor(np.asarray(x)))
+        ys.append(torch.as_tensor(y))
+        if xs[-1].shape != xs[0].shape:
+            raise DataError(
+                f"{name}: example {id} has shape {tuple(xs[-1].shape)}, example 0 {tuple(xs[0].shape)}; "
+                f"make all inputs one size"
+            )
+    if not xs:
+        raise DataError(f"{name} is empty")
+    y = torch.stack(ys)
+    if num_classes is None and not y.is_floating_point() and y.ndim == 1:
+        num_classes = int(y.max()) + 1
+    return TensorData(torch.stack(xs), y, num_classes=num_classes, name=name)

@@ -1,0 +1,444 @@
+"""Irreducible losses: how predictable every training example is at best."""
+
+import copy
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from goldiprox.artifacts import Header, Table, TableWriter, id_type
+from goldiprox.data import Batch, fingerprint, iterate, labels_of, require_fingerprint, unwrap
+from goldiprox.errors import (
+    ConfigError,
+    DataError,
+    FingerprintMismatch,
+    MissingIrreducible,
+    NonFiniteError,
+    UnknownName,
+    some,
+)
+from goldiprox.ledger import Cost
+from goldiprox.loop import (
+    Evaluate,
+    Forward,
+    OnStep,
+    PerExampleLoss,
+    TrainingConfig,
+    call,
+    check_losses,
+    check_model,
+    cross_entropy,
+    device_of,
+    evaluate_on,
+    fit,
+    outputs,
+    rate_of,
+)
+from goldiprox.randomness import derive, shuffle
+from goldiprox.split import Split, holdout_split, k_fold
+
+Checkpoint = Literal["inner", "last", "training_side"]
+KIND = "irreducible"
+
+
+class IrreducibleLosses:
+    """One number per training example; NaN for every other example of the base data set.
+
+    Args:
+        values: One entry per example of the base data set.
+        data: Fingerprint and length of that data set; None where it is not to be checked.
+        config: How the losses were made.
+    """
+
+    def __init__(
+        self,
+        values: Float[Tensor, " length"],
+        *,
+        data: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
+        parents: dict[str, str] | None = None,
+    ):
+        infinite = values.isinf().nonzero().flatten().tolist()
+        if infinite:
+            raise NonFiniteError(
+                f"the irreducible losses of ids {some(infinite)} are infinite: the holdout model diverged or its "
+                f"output overflowed; train it again with a lower learning rate",
+                ids=infinite,
+            )
+        self.values = values.detach().float().cpu()
+        self.data, self.config, self.parents = data, config or {}, parents or {}
+        self._on: dict[torch.device, Tensor] = {self.values.device: self.values}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, ids: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """The losses of these ids, on the device of the ids."""
+        if ids.device not in self._on:
+            self._on[ids.device] = self.values.to(ids.device)
+        return self._on[ids.device][ids]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The examples whose irreducible loss is known: the training side."""
+        return (~self.values.isnan()).nonzero().flatten().numpy()
+
+    @property
+    def digest(self) -> str:
+        """A hash over ids and losses."""
+        ids = self.ids
+        digest = hashlib.sha256(ids.astype("<i8").tobytes())
+        digest.update(self.values.numpy()[ids].astype("<f4").tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+    def require(self, ids: np.ndarray) -> None:
+        """Raises unless the losses of all these ids are known."""
+        if len(ids) and int(ids.max()) >= len(self):
+            raise MissingIrreducible(
+                f"the irreducible losses are for {len(self):,} examples, but ids up to {int(ids.max()):,} are to be "
+                f"selected from; they are too short for this data: make them for it"
+            )
+        missing = ids[self.values.isnan().numpy()[ids]]
+        if len(missing):
+            raise MissingIrreducible(
+                f"{len(missing):,} of {len(ids):,} examples have no irreducible loss (ids {some(missing.tolist())}); "
+                f"the table was made for another training side (same --data-seed and --holdout?), or these are "
+                f"holdout examples, which must not be selected"
+            )
+
+    @classmethod
+    def from_callable(
+        cls,
+        loss: Callable[[Batch], Tensor],
+        data: Any,
+        *,
+        ids: np.ndarray | None = None,
+        batch_size: int = 2048,
+        num_workers: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "IrreducibleLosses":
+        """Losses from any function of a batch: a zero-shot model, an ensemble, a lookup.
+
+        Args:
+            loss: Gives one loss per example of a `Batch`.
+            data: The base data set.
+            ids: The examples to score; all by default.
+            batch_size: Examples per call.
+            num_workers: Loading processes, for data that is not resident.
+            device: Where batches go.
+        """
+        order = np.arange(len(unwrap(data))) if ids is None else np.asarray(ids)
+        values = torch.full((len(unwrap(data)),), torch.nan)
+        chunks = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        for batch in iterate(data, chunks, device=device, num_workers=num_workers):
+            with torch.no_grad():
+                losses = loss(batch)
+            check_losses(losses, batch.num_examples)
+            _fill(values, batch.ids, losses)
+        return cls(values, data=describe(data), config={"from": getattr(loss, "__name__", type(loss).__name__)})
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Writes the table: columns ``id`` and ``irreducible``."""
+        if self.data is None:
+            raise DataError("these irreducible losses name no data set; make them with data=gp.describe(dataset)")
+        header = Header(
+            kind=KIND,
+            data=self.data,
+            config=self.config,
+            parents=self.parents,
+            columns={"id": id_type(len(self)), "irreducible": "float32"},
+        )
+        ids = self.ids
+        writer = TableWriter(Path(path), header, force=force)
+        writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
+        writer.close()
+        return writer.path
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], data: Any = None) -> "IrreducibleLosses":
+        """Reads a table, and checks that it was made from this data.
+
+        Args:
+            path: The file.
+            data: The base data set; None skips the check.
+        """
+        table = Table.open(path, kind=KIND)
+        header = table.header
+        if data is not None:
+            require_fingerprint(data, header.data, str(path))
+        length = int(header.data["length"])
+        ids = table.column("id").astype(np.int64)
+        losses = table.column("irreducible")
+        if len(ids) and int(ids.max()) >= length:
+            raise FingerprintMismatch(
+                f"{path} lists id {ids.max():,}, its data set has {length:,} examples; make it again"
+            )
+        bad = ids[~np.isfinite(losses)]
+        if len(bad):
+            raise NonFiniteError(
+                f"{path}: the losses of ids {some(bad.tolist())} are not finite; make it again", ids=bad
+            )
+        values = np.full(length, np.nan, np.float32)
+        values[ids] = losses
+        return cls(torch.from_numpy(values), data=header.data, config=header.config, parents=header.parents)
+
+
+def describe(data: Any) -> dict[str, Any]:
+    """What a file says of the data set it was made from."""
+    return {"fingerprint": fingerprint(data), "length": len(unwrap(data))}
+
+
+@dataclass(frozen=True)
+class HoldoutConfig:
+    """How the holdout model is trained.
+
+    Attributes:
+        checkpoint: ``inner``: the epoch with the lowest loss on an inner part of the holdout. ``last``: the
+            converged model. ``training_side``: the epoch with the lowest loss on the training side (with noise
+            there, that stops far too early; kept because published code does so).
+        inner: The share of the holdout that only chooses the checkpoint.
+        max_epochs: An upper bound; training ends earlier, after `patience` epochs without a new best.
+        patience: Epochs to wait for a better checkpoint.
+        batch_size: Examples per step.
+        training: The optimiser.
+    """
+
+    checkpoint: Checkpoint = "inner"
+    inner: float = 0.1
+    max_epochs: int = 100
+    patience: int = 5
+    batch_size: int = 128
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self):
+        if self.checkpoint not in get_args(Checkpoint):
+            raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
+        if not 0 < self.inner < 1:
+            raise ConfigError(f"an inner share of {self.inner} of the holdout is not between 0 and 1")
+
+
+@dataclass
+class HoldoutReport:
+    """How the training of a holdout model went: the epoch taken, its figures, the bill."""
+
+    epoch: int
+    epochs: int
+    figures: dict[str, float]
+    cost: Cost
+
+
+def train_holdout_model(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    config: HoldoutConfig = HoldoutConfig(),
+    training_side: np.ndarray | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    on_step: OnStep | None = None,
+) -> HoldoutReport:
+    """Trains a model on the holdout until it stops improving, and leaves it at its chosen checkpoint.
+
+    Args:
+        il_model: Trained in place.
+        data: The base data set.
+        ids: The holdout side.
+        config: Checkpoint rule, patience, optimiser.
+        training_side: Only for the checkpoint rule ``training_side``.
+        loss: One loss per example.
+        forward: How the model is called.
+        seed: Of shuffling, inner split and dropout.
+        num_workers: Loading processes, for data that is not resident.
+        on_step: Called after every step.
+    """
+    labels = labels_of(data)
+    inner = holdout_split(len(ids), None if labels is None else labels[ids], holdout=config.inner, seed=seed)
+    learn, judge = torch.as_tensor(ids[inner.train]), ids[inner.holdout]
+    if config.checkpoint == "training_side":
+        if training_side is None:
+            raise ConfigError("checkpoint='training_side' needs the ids of the training side")
+        learn, judge = torch.as_tensor(ids), training_side
+    if not len(judge):
+        raise ConfigError(f"a holdout of {len(ids)} examples is too small to choose a checkpoint on; enlarge it")
+    device = device_of(il_model)
+    batch_size = min(config.batch_size, len(learn))
+    example = next(iterate(data, [learn[:2]], device=device))
+    check_model(il_model, example, loss=loss, forward=forward, role="holdout model")
+    best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=forward, num_workers=num_workers))
+
+    def batches() -> Iterator[Batch]:
+        # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
+        for epoch in range(config.max_epochs):
+            if best.converged:
+                return
+            order = shuffle(learn, derive("holdout epoch", seed, epoch))
+            batch_ids = order[: len(order) // batch_size * batch_size].view(-1, batch_size)
+            yield from iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
+
+    history = fit(
+        il_model,
+        batches(),
+        steps=config.max_epochs * (len(learn) // batch_size),
+        config=config.training,
+        loss=loss,
+        forward=forward,
+        seed=derive("holdout model", seed),
+        evaluate=best,
+        eval_every=len(learn) // batch_size,
+        rate=rate_of(il_model, example, loss=loss, forward=forward),
+        on_step=on_step,
+    )
+    epoch, figures = best.restore(il_model)
+    # Choosing the checkpoint is part of making it, not a courtesy to the user: it belongs on the bill.
+    history.cost.seconds += history.cost.evaluation_seconds
+    history.cost.evaluation_seconds = 0.0
+    return HoldoutReport(epoch, best.epoch, figures, history.cost)
+
+
+class _BestCheckpoint:
+    """Evaluates a model once an epoch and remembers the state to return to."""
+
+    def __init__(self, config: HoldoutConfig, evaluate: Evaluate):
+        self.config, self.evaluate = config, evaluate
+        self.epoch = 0
+        self.best: tuple[float, int, dict[str, float], dict[str, Tensor]] | None = None
+        self.latest: dict[str, float] = {}
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        self.epoch += 1
+        self.latest = dict(self.evaluate(model))
+        value = self.latest["loss"]
+        if not np.isfinite(value):
+            raise NonFiniteError(
+                f"the holdout model's loss is {value} after epoch {self.epoch}: it diverged; lower its learning rate"
+            )
+        if self.best is None or value < self.best[0]:
+            self.best = (value, self.epoch, self.latest, copy.deepcopy(model.state_dict()))
+        return self.latest
+
+    @property
+    def converged(self) -> bool:
+        return self.best is not None and self.epoch - self.best[1] >= self.config.patience
+
+    def restore(self, model: nn.Module) -> tuple[int, dict[str, float]]:
+        if self.best is None:
+            raise ConfigError("the holdout model was never evaluated; max_epochs must be at least 1")
+        if self.config.checkpoint == "last":
+            return self.epoch, self.latest
+        _, epoch, figures, state = self.best
+        model.load_state_dict(state)
+        return epoch, figures
+
+
+def score(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    batch_size: int = 4096,
+    num_workers: int | None = None,
+) -> Float[Tensor, " n"]:
+    """The losses of these ids under a model in evaluation mode."""
+    parts = []
+    for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=batch_size, num_workers=num_workers):
+        losses = loss(output, batch.y)
+        check_losses(losses, batch.num_examples)
+        parts.append(losses.float().cpu())
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def irreducible_losses(
+    make_model: Callable[[int], nn.Module],
+    data: Any,
+    split: Split,
+    *,
+    num_folds: int = 0,
+    config: HoldoutConfig = HoldoutConfig(),
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    on_step: OnStep | None = None,
+    extra_config: dict[str, Any] | None = None,
+) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
+    """Trains the holdout model(s) and scores the training side.
+
+    Without folds, one model learns the holdout and scores the training side. With folds the training side is
+    divided; each part is scored by a model that learnt the other parts (and the holdout, where there is one).
+
+    Args:
+        make_model: Gives a fresh model for a fold number.
+        data: The base data set.
+        split: Training and holdout side.
+        num_folds: 0, or 2 and more for cross-fitting.
+        config: How the models are trained.
+        loss: One loss per example.
+        forward: How models are called.
+        seed: Of everything random.
+        num_workers: Loading processes, for data that is not resident.
+        on_step: Called after every training step.
+        extra_config: Recorded in the table's header.
+
+    Returns:
+        The table, the models, how each went, and the bill.
+    """
+    if num_folds:
+        labels = labels_of(data)
+        folds = k_fold(split.train, None if labels is None else labels[split.train], num_folds=num_folds, seed=seed)
+        parts = [(np.union1d(np.setdiff1d(split.train, fold), split.holdout), fold) for fold in folds]
+    else:
+        split.require_holdout()
+        parts = [(split.holdout, split.train)]
+    values = torch.full((len(unwrap(data)),), torch.nan)
+    models, reports, total = [], [], Cost()
+    for number, (learn, target) in enumerate(parts):
+        model = make_model(number)
+        report = train_holdout_model(
+            model,
+            data,
+            learn,
+            config=config,
+            training_side=target,
+            loss=loss,
+            forward=forward,
+            seed=derive("fold", seed, number),
+            num_workers=num_workers,
+            on_step=on_step,
+        )
+        example = next(iterate(data, [target[:2]], device=device_of(model)))
+        with total.timed():
+            losses = score(model, data, target, loss=loss, forward=forward, num_workers=num_workers)
+        total.add(rate_of(model, example, loss=loss, forward=forward), scored=len(target))
+        _fill(values, torch.as_tensor(target), losses)
+        total.examples_trained += report.cost.examples_trained
+        total.seconds += report.cost.seconds
+        if total.flops is not None and report.cost.flops is not None:
+            total.flops += report.cost.flops
+        models.append(model)
+        reports.append(report)
+    described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
+    table = IrreducibleLosses(values, data=describe(data), config=described, parents={"split": split.digest})
+    return table, models, reports, total
+
+
+def _fill(values: Tensor, ids: Tensor, losses: Tensor) -> None:
+    bad = ids.cpu()[~losses.isfinite().cpu()].tolist()
+    if bad:
+        raise NonFiniteError(
+            f"the irreducible losses of ids {some(bad)} are not finite: the holdout model diverged (lower its learning "
+            f"rate), or these inputs are not finite themselves",
+            ids=bad,
+        )
+    values[ids.cpu()] = losses.detach().float().cpu()

@@ -1,0 +1,129 @@
+"""The paper's models, and what a model costs."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from goldiprox.randomness import derive, seeded
+from goldiprox.resolve import resolve
+
+Shape = tuple[int, ...]
+
+
+class MLP(nn.Sequential):
+    """Three hidden layers of equal width."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, *, width: int, dropout: float = 0.0):
+        layers: list[nn.Module] = [nn.Flatten()]
+        fan_in = math.prod(input_shape)
+        for _ in range(3):
+            layers += [nn.Linear(fan_in, width), nn.ReLU(), *_dropout(dropout)]
+            fan_in = width
+        super().__init__(*layers, nn.Linear(fan_in, num_classes))
+
+
+class SmallCNN(nn.Sequential):
+    """Three valid 3x3 convolutions, each pooled and rectified, and three linear layers."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float = 0.0):
+        channels, height, width = input_shape
+        layers: list[nn.Module] = []
+        for out_channels in (64, 128, 256):
+            layers += [nn.Conv2d(channels, out_channels, 3), nn.MaxPool2d(2), nn.ReLU()]
+            channels, height, width = out_channels, (height - 2) // 2, (width - 2) // 2
+        layers.append(nn.Flatten())
+        fan_in = channels * height * width
+        for size in (128, 256):
+            layers += [nn.Linear(fan_in, size), nn.ReLU(), *_dropout(dropout)]
+            fan_in = size
+        super().__init__(*layers, nn.Linear(fan_in, num_classes))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut (He et al. 2016)."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet18(nn.Sequential):
+    """ResNet-18 with the stem for small images: 3x3, stride 1, no pooling."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float = 0.0):
+        layers: list[nn.Module] = [
+            nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+        ]
+        in_channels = 64
+        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            layers += [BasicBlock(in_channels, channels, stride), BasicBlock(channels, channels, 1)]
+            in_channels = channels
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_dropout(dropout), nn.Linear(512, num_classes)]
+        super().__init__(*layers)
+
+
+def _dropout(p: float) -> list[nn.Module]:
+    return [nn.Dropout(p)] if p else []
+
+
+def mlp128(input_shape: Shape, num_classes: int, **options: Any) -> nn.Module:
+    return MLP(input_shape, num_classes, width=128, **options)
+
+
+def mlp512(input_shape: Shape, num_classes: int, **options: Any) -> nn.Module:
+    return MLP(input_shape, num_classes, width=512, **options)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp128": mlp128,
+    "mlp512": mlp512,
+    "small_cnn": SmallCNN,
+    "resnet18": ResNet18,
+}
+
+
+def build(
+    name: str,
+    input_shape: Shape,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> nn.Module:
+    """A model of this name (built-in, or ``package.module:callable``), its weights drawn from the seed.
+
+    A callable of the user's own is called with ``(input_shape, num_classes)``.
+    """
+    make = resolve("model", name, MODELS)
+    with seeded(derive("initial weights", seed)):
+        return make(input_shape, num_classes, **options).to(device)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def count_flops(run: Callable[[], Any]) -> int:
+    """Floating-point operations of what runs inside (a multiply-add counts as two)."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()

@@ -1,0 +1,68 @@
+"""Learning curves and what was picked, as PNG files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from goldiprox.errors import MissingExtra
+
+# Colours that stay apart for colour-blind readers (Okabe & Ito 2008).
+_COLOURS = {
+    "uniform": "#009E73",
+    "loss": "#0072B2",
+    "reducible_loss": "#D55E00",
+    "irreducible_loss": "#CC79A7",
+}
+_NAMES = {"uniform": "uniform", "loss": "high loss", "reducible_loss": "reducible loss (sequence)"}
+
+
+def draw_run(folder: Path, result: dict[str, Any]) -> list[Path]:
+    """Draws a finished run's figures into its folder."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", "drawing figures") from None
+    curves = json.loads((folder / "curves.json").read_text())
+    title = f"{result['data']}, {result['model']['name']}, seed {result['seed']}"
+    paths = []
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in curves.items():
+        steps = [e["step"] for e in curve["evaluations"]]
+        axes.plot(steps, [100 * e["accuracy"] for e in curve["evaluations"]], **_style(name))
+    target = 100 * result["results"]["uniform"]["accuracy"]
+    axes.axhline(target, color="grey", lw=0.8, ls=":")
+    axes.annotate("uniform's final accuracy", (0, target), xytext=(4, 3), textcoords="offset points", fontsize=8)
+    best = max(100 * e["accuracy"] for c in curves.values() for e in c["evaluations"])
+    axes.set_ylim(max(0, min(target, best) - 45), min(100.5, best + 4))
+    axes.set(title=title, xlabel="training step", ylabel="test accuracy (%)")
+    axes.legend(loc="lower right", frameon=False)
+    paths.append(_save(figure, folder / "accuracy.png"))
+
+    if result["corrupted"]["data"] > 0:
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        for name, curve in curves.items():
+            steps = [e["step"] for e in curve["evaluations"]]
+            axes.plot(steps, [100 * s for s in curve["corrupted"]], **_style(name))
+        share = 100 * result["corrupted"]["data"]
+        axes.axhline(share, color="grey", lw=0.8, ls=":")
+        axes.annotate("in the data", (0, share), xytext=(4, 3), textcoords="offset points", fontsize=8)
+        axes.set_ylim(bottom=0)
+        axes.set(title=title, xlabel="training step", ylabel="corrupted examples among the picks (%)")
+        axes.legend(frameon=False)
+        paths.append(_save(figure, folder / "corrupted.png"))
+    return paths
+
+
+def _style(name: str) -> dict[str, Any]:
+    return {"label": _NAMES.get(name, name), "color": _COLOURS.get(name), "lw": 1.8}
+
+
+def _save(figure: Any, path: Path) -> Path:
+    for side in ("top", "right"):
+        for axes in figure.axes:
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,239 @@
+"""Which candidates come up, and which of them are kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
+from goldiprox.data import Batch, as_batch
+from goldiprox.errors import ConfigError, NonFiniteError, UnknownName, some
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.loop import Forward, PerExampleLoss, call, cross_entropy, device_of
+from goldiprox.randomness import derive, shuffle, uniforms
+
+Rule: TypeAlias = Callable[[Tensor, Tensor, int, int], Tensor]
+"""(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step."""
+
+
+def top_k() -> Rule:
+    """Keeps the highest scores (the paper's rule). Ties break by id."""
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:  # noqa: ARG001
+        return _highest(scores, ids, keep)
+
+    return rule
+
+
+def gumbel_top_k(temperature: float = 1.0) -> Rule:
+    """Draws without replacement, with a probability that grows with the score.
+
+    The keep highest of ``score / (temperature * std) + Gumbel noise`` (Kool et al. 2019). The noise is a hash of
+    id and step, so it is the same in every process.
+
+    Args:
+        temperature: In units of the scores' standard deviation. 0 is `top_k`; large is uniform.
+    """
+    if not temperature >= 0:
+        raise ConfigError(f"a temperature of {temperature} is negative; 0 is top_k, large is uniform")
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:
+        if temperature == 0:
+            return _highest(scores, ids, keep)
+        noise = -(-uniforms(ids, key).log()).log()
+        std = scores.to(noise.dtype).std(correction=0)
+        scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
+        return _highest(scaled + noise, ids, keep)
+
+    return rule
+
+
+def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
+    """Fills a share of the batch uniformly from what another rule left, the rest by that rule.
+
+    Args:
+        fraction: The share chosen uniformly.
+        rule: Chooses the rest; `top_k` by default.
+    """
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"a share of {fraction} is not between 0 and 1")
+    inner = rule or top_k()
+
+    def mixed(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:
+        num_uniform = round(fraction * keep)
+        chosen = inner(scores, ids, keep - num_uniform, key)
+        draws = uniforms(ids, derive("mix", key))
+        draws[chosen] = -1.0
+        return torch.cat([chosen, _highest(draws, ids, num_uniform)])
+
+    return mixed
+
+
+def _highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> Int[Tensor, " k"]:
+    by_id = ids.argsort()
+    return by_id[scores[by_id].argsort(descending=True, stable=True)[:keep]]
+
+
+def make_rule(name: str, *, temperature: float = 1.0, fraction: float = 0.5) -> Rule:
+    """The rule of this name with its settings, as on the command line."""
+    known = {"top_k": top_k, "gumbel_top_k": lambda: gumbel_top_k(temperature), "mix": lambda: mix(fraction)}
+    if name not in known:
+        raise UnknownName("selection rule", name, known)
+    return known[name]()
+
+
+class Selector:
+    """Keeps the best examples of a batch: ``batch = select(model, batch)``.
+
+    Args:
+        acquisition: Scores candidates.
+        keep: How many to keep.
+        irreducible: Irreducible losses, or a function of a `Batch` that gives them (a live holdout model).
+        rule: Turns scores into a choice.
+        loss: One loss per example.
+        forward: How the model is called.
+        mode: BatchNorm's and dropout's mode while scoring, see `goldiprox.acquisition.scoring`.
+        seed: Of everything random in the choice.
+
+    Attributes:
+        step: How many batches were selected from. Save and restore it to continue a run.
+        chosen: Scores, losses and irreducible losses of the last choice, as far as they were computed.
+    """
+
+    def __init__(
+        self,
+        acquisition: Acquisition = reducible_loss,
+        *,
+        keep: int,
+        irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None,
+        rule: Rule | None = None,
+        loss: PerExampleLoss = cross_entropy,
+        forward: Forward = call,
+        mode: ScoringMode = "train_frozen_stats",
+        seed: int = 0,
+    ):
+        if keep < 1:
+            raise ConfigError(f"keep={keep}: at least one example must be kept")
+        self.acquisition, self.keep, self.irreducible = acquisition, keep, irreducible
+        self.rule = rule or top_k()
+        self.loss, self.forward, self.seed = loss, forward, seed
+        self.mode: ScoringMode = mode
+        self.step = 0
+        self.chosen: dict[str, Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Any) -> Batch:
+        """The kept part of a batch from a loader over `WithIds`, on the model's device."""
+        batch = as_batch(batch).to(device_of(model))
+        rows = self._choose(model, batch, self.mode)
+        self.step += 1
+        return batch.take(rows)
+
+    def check(self, model: nn.Module, batch: Batch) -> None:
+        """Tries a selection without a trace, so that what cannot work is known before training."""
+        self._choose(model, batch, "train_frozen_stats" if self.mode == "train" else self.mode)
+
+    def _choose(self, model: nn.Module, batch: Batch, mode: ScoringMode) -> Tensor:
+        n = batch.num_examples
+        if self.keep > n:
+            raise ConfigError(
+                f"cannot keep {self.keep} of {n} candidates; lower keep or load larger batches (drop_last=True avoids "
+                f"a short last one)"
+            )
+        candidates = Candidates(
+            model,
+            batch,
+            keep=self.keep,
+            irreducible=self.irreducible,
+            loss=self.loss,
+            forward=self.forward,
+            mode=mode,
+            seed=self.seed,
+            step=self.step,
+        )
+        scores = self.acquisition(candidates)
+        check_scores(scores, candidates)
+        rows = self.rule(scores, batch.ids, self.keep, derive("selection rule", self.seed, self.step))
+        known = {"score": scores} | {k: vars(candidates)[k] for k in ("loss", "irreducible") if k in vars(candidates)}
+        self.chosen = {k: v[rows] for k, v in known.items()}
+        return rows
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.seed = int(state["step"]), int(state["seed"])
+
+
+def check_scores(scores: Tensor, c: Candidates) -> None:
+    """Raises for scores that cannot be ranked, and names the likely cause."""
+    if not isinstance(scores, Tensor) or tuple(scores.shape) != (len(c),):
+        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ConfigError(f"an acquisition must give one score per candidate, shape ({len(c)},); it gave {shape}")
+    finite = scores.isfinite()
+    if bool(finite.all()):
+        return
+    bad = c.ids[~finite].tolist()
+    known = vars(c)
+    if "irreducible" in known and bool(known["irreducible"].isnan().any()):
+        unknown = c.ids[known["irreducible"].isnan()].tolist()
+        cause = (
+            f"ids {some(unknown)} have no irreducible loss: a holdout example among the candidates, or a table of "
+            f"another split. Select from the training side only"
+        )
+    elif "loss" in known and not bool(known["loss"].isfinite().all()):
+        cause = (
+            "the model's loss on them is not finite: it diverged (lower the learning rate), "
+            "or their inputs are not finite"
+        )
+    else:
+        cause = "look at the acquisition function"
+    raise NonFiniteError(
+        f"{len(bad)} scores are not finite at step {c.step}, ids {some(bad)}: {cause}", step=c.step, ids=bad
+    )
+
+
+class CandidateSampler:
+    """The candidates of every step: without replacement within an epoch, reshuffled between epochs.
+
+    The order is a hash of (seed, epoch, id), so any step can be asked for without those before it. What does
+    not fill a batch at an epoch's end is left out of that epoch, another part each time: `candidates` never
+    varies.
+
+    Args:
+        ids: What candidates are drawn from.
+        candidates: How many per step.
+        seed: Of the order.
+        steps: How many steps to give.
+    """
+
+    def __init__(self, ids: Sequence[int] | np.ndarray | Tensor, candidates: int, *, seed: int = 0, steps: int):
+        self.ids = torch.as_tensor(np.asarray(ids), dtype=torch.int64)
+        if candidates > len(self.ids):
+            raise ConfigError(
+                f"{candidates} candidates per step, but the training side has only {len(self.ids)} examples; "
+                f"lower --candidates"
+            )
+        if candidates < 1 or steps < 1:
+            raise ConfigError(f"candidates={candidates}, steps={steps}: both must be at least 1")
+        self.candidates, self.seed, self.steps = candidates, seed, steps
+        self.steps_per_epoch = len(self.ids) // candidates
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch_ids in self.batches():
+            yield batch_ids.tolist()
+
+    def batches(self, start: int = 0) -> Iterator[Int[Tensor, " n"]]:
+        """The candidates from a step on, as tensors."""
+        epoch, order = -1, self.ids
+        for step in range(start, self.steps):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = shuffle(self.ids, derive("candidates", self.seed, epoch))
+            position = step % self.steps_per_epoch * self.candidates
+            yield order[position : position + self.candidates]

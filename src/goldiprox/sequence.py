@@ -1,0 +1,291 @@
+"""The sequence: for each step, the ids worth training on. One file, replayed by any loader."""
+
+import bisect
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from goldiprox.artifacts import Header, Table, TableWriter, id_type
+from goldiprox.data import labels_of, require_fingerprint
+from goldiprox.errors import ConfigError, CorruptFile, some
+
+KIND = "sequence"
+EXTRA_COLUMNS = ("score", "loss", "irreducible")
+
+
+def digest_of(*parts: np.ndarray) -> str:
+    """The digest of a sequence of these ids: a hash over them in order, as 64-bit integers."""
+    digest = hashlib.sha256()
+    for ids in parts:
+        digest.update(ids.astype("<i8").tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+class Sequence:
+    """A recorded sequence; give it to a loader: ``DataLoader(data, batch_sampler=sequence)``.
+
+    Iterating gives the ids of one step after another. `state_dict` and `load_state_dict` continue in the
+    middle. Opened with a rank, it gives that rank's contiguous slice of every step.
+
+    Attributes:
+        header: What the file says about itself.
+        keep: Ids per step, over all ranks.
+        batch_size: Ids per step of this rank (what frameworks ask a batch sampler for).
+        complete: Whether the file has its end mark.
+    """
+
+    drop_last = True
+
+    def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1):
+        self._table = table
+        self.header = table.header
+        self.complete = table.complete
+        self.keep = int(self.header.config["keep"])
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} of {world_size} does not exist")
+        if self.keep % world_size:
+            raise ConfigError(
+                f"{self.keep} examples per step cannot be divided among {world_size} ranks; record with a keep that is "
+                f"a multiple of it, or replay on a number of ranks that divides {self.keep}"
+            )
+        self.rank, self.world_size = rank, world_size
+        self.batch_size = self.keep // world_size
+        self._first_rows = list(itertools.accumulate((len(b) for b in table.batches), initial=0))
+        self._next_step = 0
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        data: Any = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        partial: bool = False,
+    ) -> "Sequence":
+        """Opens a sequence and checks it: format, checksums, end mark, ids, and that it was made from this data.
+
+        Args:
+            path: The file.
+            data: The data set it is to be used with; None skips the comparison.
+            rank: Of this process, where several train together.
+            world_size: How many they are.
+            partial: Accept a file that was broken off, and replay its intact steps.
+        """
+        table = Table.open(path, kind=KIND, partial=partial)
+        if data is not None:
+            require_fingerprint(data, table.header.data, str(path))
+        sequence = cls(table, rank=rank, world_size=world_size)
+        sequence._check_ids()
+        return sequence
+
+    def _check_ids(self) -> None:
+        path, length = self._table.path, int(self.header.data["length"])
+        if self.complete and self._table.num_rows % self.keep:
+            raise CorruptFile(f"{path} holds {self._table.num_rows:,} ids, not a multiple of {self.keep} per step")
+        for batch in self._table.batches:
+            ids = batch.column("id").to_numpy()
+            if len(ids) and int(ids.max()) >= length:
+                raise CorruptFile(f"{path} lists id {ids.max():,}, but its data set has {length:,} examples")
+
+    def __len__(self) -> int:
+        """The number of steps."""
+        return self._table.num_rows // self.keep
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        """The ids of one step (this rank's slice)."""
+        if not -len(self) <= step < len(self):
+            raise IndexError(f"step {step} of a sequence of {len(self):,} steps")
+        first = (step % len(self)) * self.keep + self.rank * self.batch_size
+        return self._rows("id", first, first + self.batch_size).astype(np.int64)
+
+    def _rows(self, column: str, first: int, end: int) -> np.ndarray:
+        parts = []
+        number = bisect.bisect_right(self._first_rows, first) - 1
+        while first < end:
+            batch, offset = self._table.batches[number], first - self._first_rows[number]
+            part = batch.column(column).slice(offset, end - first).to_numpy()
+            parts.append(part)
+            first, number = first + len(part), number + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
+        start, self._next_step = self._next_step, 0
+        for step in range(start, len(self)):
+            self._next_step = (step + 1) % len(self)
+            yield self[step].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next step to give.
+
+        A loader with worker processes reads ahead: there, put the number of steps you have trained on.
+        """
+        return {"step": self._next_step, "digest": self.digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        step = int(state["step"])
+        if not 0 <= step <= len(self):
+            raise ConfigError(f"cannot continue at step {step:,} of a sequence of {len(self):,} steps")
+        if state.get("digest", self.digest) != self.digest:
+            raise ConfigError("the saved position belongs to another sequence (its digest differs); open that one")
+        self._next_step = step % len(self) if len(self) else 0
+
+    @property
+    def ids(self) -> np.ndarray:
+        """All ids in order, over all ranks."""
+        return self._table.column("id")[: len(self) * self.keep].astype(np.int64)
+
+    def column(self, name: str) -> np.ndarray:
+        """All values of a recorded column, in the order of `ids`."""
+        if name not in self.header.columns:
+            raise ConfigError(
+                f"this sequence has no column {name!r}, only {', '.join(self.header.columns)}; "
+                f"record it with columns=({name!r},)"
+            )
+        return self._table.column(name)[: len(self) * self.keep]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash over the ids in order: independent of how and where the file was written."""
+        return digest_of(*(b.column("id").to_numpy() for b in self._table.batches))
+
+
+class SequenceWriter:
+    """Writes a sequence step by step.
+
+    Use it as a context manager: leaving it normally completes the file; leaving it through an error keeps what
+    was written under ``<name>.partial``.
+
+    Args:
+        path: Where the finished file goes.
+        data: Fingerprint and length of the data set (`goldiprox.irreducible.describe`).
+        keep: Ids per step.
+        config: Recorded in the header.
+        parents: Digests of what it was made from.
+        columns: Which of `EXTRA_COLUMNS` to record.
+        force: Replace an existing file, once the new one is complete.
+        flush_rows: Ids per record batch.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        data: Mapping[str, Any],
+        keep: int,
+        config: Mapping[str, Any] | None = None,
+        parents: Mapping[str, str] | None = None,
+        columns: tuple[str, ...] = (),
+        force: bool = False,
+        flush_rows: int = 8192,
+    ):
+        unknown = set(columns) - set(EXTRA_COLUMNS)
+        if unknown:
+            raise ConfigError(f"cannot record {', '.join(sorted(unknown))}; columns are {', '.join(EXTRA_COLUMNS)}")
+        header = Header(
+            kind=KIND,
+            data=dict(data),
+            config={"keep": keep, **(config or {})},
+            parents=dict(parents or {}),
+            columns={"id": id_type(int(data["length"])), **dict.fromkeys(columns, "float32")},
+        )
+        self.keep, self.steps = keep, 0
+        self._flush_steps = max(1, flush_rows // keep)
+        self._kept: dict[str, list[np.ndarray]] = {name: [] for name in header.columns}
+        self._table = TableWriter(Path(path), header, force=force)
+
+    @property
+    def path(self) -> Path:
+        return self._table.path
+
+    def append(self, ids: Tensor, values: Mapping[str, Tensor] | None = None) -> None:
+        """Adds one step."""
+        row = ids.cpu().numpy()
+        if len(row) != self.keep:
+            raise ConfigError(f"step {self.steps} has {len(row)} ids; every step of a sequence has {self.keep}")
+        self._kept["id"].append(row)
+        for name in self._kept.keys() - {"id"}:
+            if name not in (values or {}):
+                raise ConfigError(
+                    f"the acquisition computes no {name!r}, so it cannot be recorded; leave that column out"
+                )
+            self._kept[name].append((values or {})[name].detach().float().cpu().numpy())
+        self.steps += 1
+        if len(self._kept["id"]) >= self._flush_steps:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._kept["id"]:
+            return
+        columns = {name: np.concatenate(parts) for name, parts in self._kept.items()}
+        self._table.append(columns)
+        for parts in self._kept.values():
+            parts.clear()
+
+    def __enter__(self) -> "SequenceWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.flush()
+        if kind is None:
+            self._table.close()
+        else:
+            self._table.abandon()
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a sequence holds.
+
+    Attributes:
+        seen: Distinct examples in it.
+        coverage: Their share of the training side (of the data set, where that is not known).
+        most_repeated: How often the most frequent example occurs.
+        mean_repeats: Occurrences per distinct example.
+        class_shares: Share of each class among the picks, where labels are at hand.
+    """
+
+    steps: int
+    keep: int
+    seen: int
+    coverage: float
+    most_repeated: int
+    mean_repeats: float
+    class_shares: list[float] | None = None
+
+
+def statistics(sequence: Sequence, data: Any = None) -> Statistics:
+    """Coverage and repetition in one pass."""
+    length = int(sequence.header.data["length"])
+    ids = sequence.ids
+    counts = np.bincount(ids, minlength=length)
+    seen = int((counts > 0).sum())
+    labels = None if data is None else labels_of(data)
+    shares = None if labels is None else (np.bincount(labels[ids]) / max(len(ids), 1)).tolist()
+    pool = int(sequence.header.config.get("num_train", length))
+    return Statistics(
+        steps=len(sequence),
+        keep=sequence.keep,
+        seen=seen,
+        coverage=seen / pool,
+        most_repeated=int(counts.max(initial=0)),
+        mean_repeats=len(ids) / max(seen, 1),
+        class_shares=shares,
+    )
+
+
+def verify(sequence: Sequence) -> None:
+    """What opening does not check: that no step repeats an example."""
+    ids = np.sort(sequence.ids.reshape(-1, sequence.keep), axis=1)
+    repeated = (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]
+    if len(repeated):
+        raise CorruptFile(f"{len(repeated):,} steps train on an example twice: steps {some(repeated.tolist())}")

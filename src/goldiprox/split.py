@@ -1,0 +1,77 @@
+"""Which examples train, which are held out. Shuffled, stratified, seeded."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from goldiprox.errors import ConfigError, some
+from goldiprox.randomness import derive
+
+
+@dataclass(frozen=True)
+class Split:
+    """The ids of the training side and of the holdout side, each sorted."""
+
+    train: np.ndarray
+    holdout: np.ndarray
+
+    def __post_init__(self):
+        for name in ("train", "holdout"):
+            ids = np.asarray(getattr(self, name), np.int64)
+            if len(np.unique(ids)) != len(ids):
+                raise ConfigError(f"the {name} side lists some ids twice")
+            object.__setattr__(self, name, np.sort(ids))
+        both = np.intersect1d(self.train, self.holdout)
+        if len(both):
+            raise ConfigError(
+                f"training and holdout side overlap in {len(both):,} ids ({some(both)}); an example in both has a "
+                f"meaningless irreducible loss: make them disjoint"
+            )
+        if not len(self.train):
+            raise ConfigError("the training side is empty; lower the share of the holdout")
+
+    @property
+    def digest(self) -> str:
+        """A name for this division, for the headers of files."""
+        return f"sha256:{hashlib.sha256(self.train.astype('<i8').tobytes()).hexdigest()}"
+
+    def require_holdout(self) -> None:
+        if not len(self.holdout):
+            raise ConfigError(
+                "the holdout is empty, so there is nothing to train the holdout model on; give it a share "
+                "(--holdout 0.5), or cross-fit without a holdout (--folds 2)"
+            )
+
+
+def holdout_split(length: int, labels: np.ndarray | None = None, *, holdout: float = 0.5, seed: int = 0) -> Split:
+    """Holds out a share of the data, the same share of every class."""
+    if not 0 <= holdout < 1:
+        raise ConfigError(f"a holdout share of {holdout} is not in [0, 1)")
+    rng = np.random.default_rng(derive("holdout split", seed))
+    order = _by_class(length, labels, rng)
+    num_holdout = round(holdout * length)
+    positions = np.floor((np.arange(num_holdout) + 0.5) * length / max(num_holdout, 1)).astype(np.int64)
+    return Split(np.delete(order, positions), order[positions])
+
+
+def k_fold(ids: np.ndarray, labels: np.ndarray | None = None, *, num_folds: int, seed: int = 0) -> list[np.ndarray]:
+    """Divides the ids into folds of equal size, each with its share of every class.
+
+    Args:
+        ids: What is divided.
+        labels: One per entry of `ids`.
+        num_folds: How many.
+        seed: Of the shuffle.
+    """
+    if not 2 <= num_folds <= len(ids):
+        raise ConfigError(f"{num_folds} folds of {len(ids):,} examples: give 2 or more, and no more than examples")
+    rng = np.random.default_rng(derive("folds", seed))
+    order = _by_class(len(ids), labels, rng)
+    return [np.sort(ids[order[fold::num_folds]]) for fold in range(num_folds)]
+
+
+def _by_class(length: int, labels: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+    """A random order, class after class, so that evenly spaced positions are a stratified draw."""
+    order = rng.permutation(length)
+    return order if labels is None else order[np.argsort(labels[order], kind="stable")]

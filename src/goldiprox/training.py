@@ -1,0 +1,269 @@
+"""Record a sequence with a proxy; replay it with any model."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from goldiprox.acquisition import Acquisition, ScoringMode, irreducible_loss, reducible_loss, uniform
+from goldiprox.artifacts import check_output
+from goldiprox.data import Batch, TensorData, iterate, require_fingerprint, unwrap
+from goldiprox.errors import ConfigError
+from goldiprox.irreducible import IrreducibleLosses, describe
+from goldiprox.loop import (
+    Evaluate,
+    Forward,
+    History,
+    OnRecord,
+    OnStep,
+    PerExampleLoss,
+    TrainingConfig,
+    call,
+    check_model,
+    cross_entropy,
+    device_of,
+    fit,
+    rate_of,
+)
+from goldiprox.selection import CandidateSampler, Rule, Selector
+from goldiprox.sequence import Sequence, SequenceWriter, digest_of
+
+
+@dataclass
+class Recording:
+    """What `record` leaves: the sequence's file and digest, every id in order, and how training went."""
+
+    path: Path | None
+    digest: str
+    steps: int
+    ids: np.ndarray
+    history: History
+
+
+def record(
+    proxy: nn.Module,
+    data: Any,
+    *,
+    irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None,
+    acquisition: Acquisition = reducible_loss,
+    rule: Rule | None = None,
+    candidates: int = 320,
+    keep: int = 32,
+    steps: int | None = None,
+    epochs: int | None = None,
+    ids: np.ndarray | None = None,
+    out: str | os.PathLike[str] | None = None,
+    columns: tuple[str, ...] = (),
+    force: bool = False,
+    config: TrainingConfig = TrainingConfig(),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    mode: ScoringMode = "train_frozen_stats",
+    seed: int = 0,
+    num_workers: int | None = None,
+    evaluate: Evaluate | None = None,
+    eval_every: int | None = None,
+    on_record: OnRecord | None = None,
+    on_step: OnStep | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+    parents: Mapping[str, str] | None = None,
+) -> Recording:
+    """Trains a model on what it selects, and writes down what that was.
+
+    All that can be known beforehand is checked before the first step. If it fails later, the steps so far stay
+    in ``<out>.partial``.
+
+    Args:
+        proxy: Selects and trains, in place, on the device it is on.
+        data: The base data set: `TensorData` or any map-style data set.
+        irreducible: Irreducible losses, or a function that gives them for a `Batch`.
+        acquisition: Scores candidates.
+        rule: Turns scores into a choice; `top_k` by default.
+        candidates: How many examples are scored per step.
+        keep: How many of them are trained on.
+        steps: How many steps.
+        epochs: Instead of `steps`: passes over the candidates.
+        ids: The training side; by default the examples whose irreducible loss is known, else all.
+        out: The file; None records in memory only.
+        columns: What to record beside ids: ``score``, ``loss``, ``irreducible``.
+        force: Replace an existing file.
+        config: Learning rate, weight decay, schedule.
+        optimizer: Makes another optimiser than `config` does.
+        loss: One loss per example.
+        forward: How the model is called.
+        mode: BatchNorm's and dropout's mode while scoring.
+        seed: Of candidates, selection and dropout.
+        num_workers: Loading processes. None: slice resident data, load other data in this process.
+        evaluate: Gives figures for the proxy as it is.
+        eval_every: Steps between evaluations.
+        on_record: Gets every evaluation.
+        on_step: Called after every step.
+        extra_config: Recorded in the file's header.
+        parents: Digests of further files it was made from, for the header.
+    """
+    train_ids = _training_side(data, irreducible, acquisition, ids)
+    if keep > candidates:
+        raise ConfigError(f"cannot keep {keep} of {candidates} candidates; lower --keep or raise --candidates")
+    num_steps = _num_steps(steps, epochs, len(train_ids), candidates)
+    sampler = CandidateSampler(train_ids, candidates, seed=seed, steps=num_steps)
+    device = device_of(proxy)
+    select = Selector(
+        acquisition,
+        keep=keep,
+        irreducible=irreducible,
+        rule=rule,
+        loss=loss,
+        forward=forward,
+        mode=mode,
+        seed=seed,
+    )
+    if out is not None:
+        check_output(out, force=force)
+    example = next(iterate(data, sampler.batches(), device=device))
+    check_model(proxy, example, loss=loss, forward=forward, num_classes=_num_classes(data), role="proxy")
+    select.check(proxy, example)
+    few = example.take(torch.arange(min(2, candidates)))
+    recorded: list[Tensor] = []
+
+    def selected(writer: SequenceWriter | None) -> Iterator[Batch]:
+        for batch in iterate(data, sampler.batches(), device=device, num_workers=num_workers, seed=seed):
+            kept = select(proxy, batch)
+            recorded.append(kept.ids)
+            if writer:
+                writer.append(kept.ids, select.chosen)
+            yield kept
+
+    def run(writer: SequenceWriter | None) -> History:
+        return fit(
+            proxy,
+            selected(writer),
+            steps=num_steps,
+            config=config,
+            optimizer=optimizer,
+            loss=loss,
+            forward=forward,
+            seed=seed,
+            evaluate=evaluate,
+            eval_every=eval_every,
+            rate=rate_of(proxy, few, loss=loss, forward=forward),
+            scored_per_step=0 if acquisition in (uniform, irreducible_loss) else candidates,
+            on_record=on_record,
+            on_step=on_step,
+        )
+
+    description = {"fingerprint": "", "length": len(unwrap(data))} if out is None else describe(data)
+    settings = {
+        "acquisition": getattr(acquisition, "__name__", type(acquisition).__name__),
+        "candidates": candidates,
+        "steps": num_steps,
+        "num_train": len(train_ids),
+        "seed": seed,
+        "mode": mode,
+        **(extra_config or {}),
+    }
+    lineage = dict(parents or {})
+    if isinstance(irreducible, IrreducibleLosses):
+        lineage["irreducible"] = irreducible.digest
+    if out is None:
+        history = run(None)
+        path = None
+    else:
+        with SequenceWriter(
+            out, data=description, keep=keep, config=settings, parents=lineage, columns=columns, force=force
+        ) as writer:
+            history = run(writer)
+        path = writer.path
+    all_ids = torch.cat(recorded).cpu().numpy()
+    return Recording(path, digest_of(all_ids), num_steps, all_ids, history)
+
+
+def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
+    table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
+    if table is not None and len(table) != len(unwrap(data)):
+        raise ConfigError(
+            f"the irreducible losses are for {len(table):,} examples, the data set has {len(unwrap(data)):,}; "
+            f"use the data they were made from, or make them again"
+        )
+    if table is not None and table.data is not None and acquisition is not uniform:
+        require_fingerprint(data, table.data, "the irreducible table")
+    if ids is None:
+        return table.ids if table is not None else np.arange(len(unwrap(data)))
+    ids = np.asarray(ids, np.int64)
+    if table is not None:
+        table.require(ids)
+    return ids
+
+
+def _num_steps(steps: int | None, epochs: int | None, num_train: int, candidates: int) -> int:
+    if (steps is None) == (epochs is None):
+        raise ConfigError("say how long to select: give either steps or epochs")
+    return steps if steps is not None else (epochs or 0) * (num_train // candidates)
+
+
+def _num_classes(data: Any) -> int | None:
+    data = unwrap(data)
+    return data.num_classes if isinstance(data, TensorData) else None
+
+
+def replay(
+    model: nn.Module,
+    data: Any,
+    sequence: Sequence,
+    *,
+    config: TrainingConfig = TrainingConfig(),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    evaluate: Evaluate | None = None,
+    eval_every: int | None = None,
+    on_record: OnRecord | None = None,
+    on_step: OnStep | None = None,
+) -> History:
+    """Trains a model on a recorded sequence, step by step, in order.
+
+    A proxy replaying its own sequence, from the same initial weights with the same seed and settings, ends with
+    bit-identical weights.
+
+    Args:
+        model: Trained in place, on the device it is on.
+        data: The data set the sequence was opened with.
+        sequence: What to train on.
+        config: Learning rate, weight decay, schedule.
+        optimizer: Makes another optimiser than `config` does.
+        loss: One loss per example.
+        forward: How the model is called.
+        seed: Of dropout.
+        num_workers: Loading processes. None: slice resident data, load other data in this process.
+        evaluate: Gives figures for the model as it is.
+        eval_every: Steps between evaluations.
+        on_record: Gets every evaluation.
+        on_step: Called after every step.
+    """
+    if not len(sequence):
+        raise ConfigError("the sequence has no steps")
+    device = device_of(model)
+    example = next(iterate(data, [sequence[0][:2]], device=device))
+    check_model(model, example, loss=loss, forward=forward, num_classes=_num_classes(data))
+    return fit(
+        model,
+        iterate(data, sequence, device=device, num_workers=num_workers, seed=seed),
+        steps=len(sequence),
+        config=config,
+        optimizer=optimizer,
+        loss=loss,
+        forward=forward,
+        seed=seed,
+        evaluate=evaluate,
+        eval_every=eval_every,
+        rate=rate_of(model, example, loss=loss, forward=forward),
+        on_record=on_record,
+        on_step=on_step,
+    )
