@@ -170,7 +170,7 @@ def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
     random pool of `keep` candidates (so: uniform) below 80%, of twice as many from 80% on, then 4, 8 and 16
     times. The accuracy is that on the current candidates.
     """
-    accuracy = (c.logits.argmax(-1) == c.y).float().mean().item()
+    accuracy = (c.logits.argmax(-1) == c.y).double().mean().item()
     factor = max([1, *(f for threshold, f in ORDERED_SGD_STAGES if accuracy >= threshold)])
     pool_size = min(factor * c.keep, len(c))
     draws = c.uniforms("ordered loss pool")
@@ -185,7 +185,7 @@ ACQUISITIONS: dict[str, Acquisition] = {
 
 
 @contextlib.contextmanager
-def scoring(model: nn.Module, mode: ScoringMode) -> Iterator[None]:
+def scoring(model: nn.Module, mode: str) -> Iterator[None]:
     """Puts a model into its mode for scoring, and everything back afterwards, generators included.
 
     * ``train``: as in a training step. BatchNorm's running statistics move with the candidates.

@@ -60,6 +60,17 @@ class Header:
     versions: dict[str, str] = field(default_factory=versions)
     format: int = FORMAT
 
+    def check(self) -> None:
+        """Raises unless every part is of its type: headers come from strangers."""
+        for part in (self.data, self.config, self.parents, self.columns, self.versions):
+            if not isinstance(part, dict):
+                raise TypeError(f"{part!r} is not a table")
+        length, print_ = self.data["length"], self.data["fingerprint"]
+        if not isinstance(print_, str) or not isinstance(length, int) or not 0 <= length < 2**63:
+            raise TypeError("the data set is not described by its length and fingerprint")
+        if not all(isinstance(v, str) for v in (*self.parents.values(), *self.columns.values(), self.kind)):
+            raise TypeError("a name or digest is not text")
+
 
 def id_type(length: int) -> str:
     """The smallest unsigned integer type that holds every id of a data set of this length."""
@@ -149,7 +160,7 @@ class TableWriter:
         self.path = check_output(path, force=force)
         self.header = header
         self.num_rows = 0
-        text = json.dumps(asdict(header), sort_keys=True).encode()
+        text = json.dumps(asdict(header)).encode()
         self._schema = pa.schema(
             [pa.field(name, pa.type_for_alias(t), nullable=False) for name, t in header.columns.items()],
             metadata={_HEADER: text, _CHECKSUM: str(zlib.crc32(text))},
@@ -271,12 +282,14 @@ def _read_header(path: Path, source: pa.NativeFile) -> tuple[pa.RecordBatchStrea
                 f"{FORMAT}; open it with the release that wrote it ({fields['versions']['goldiprox']})"
             )
         header = Header(**fields)
+        header.check()
         said = {name: str(pa.type_for_alias(alias)) for name, alias in header.columns.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        real = {f.name: str(f.type) for f in reader.schema}
+    except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as e:
         if isinstance(e, UnsupportedFormat):
             raise
         raise CorruptFile(f"{path}: the header cannot be understood ({e}); the file is damaged") from e
-    if {f.name: str(f.type) for f in reader.schema} != said:
+    if real != said:
         raise CorruptFile(f"{path}: the columns differ from what the header says; the file is damaged")
     return reader, header
 

@@ -109,10 +109,9 @@ class Stages:
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
         self.rule: Rule = make_rule(config.rule, temperature=config.temperature, fraction=config.mix_fraction)
-        if config.keep < 1 or config.candidates < 1 or config.epochs < 1:
-            raise ConfigError(
-                f"--keep {config.keep}, --candidates {config.candidates}, --epochs {config.epochs}: all must be at least 1"
-            )
+        for name in ("keep", "candidates", "epochs"):
+            if getattr(config, name) < 1:
+                raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
         if config.keep > config.candidates:
             raise ConfigError(
                 f"cannot keep {config.keep} of {config.candidates} candidates; lower --keep or raise --candidates"

@@ -48,7 +48,10 @@ class Sequence:
         self._table = table
         self.header = table.header
         self.complete = table.complete
-        self.keep = int(self.header.config["keep"])
+        keep = self.header.config.get("keep")
+        if not isinstance(keep, int) or keep < 1 or "id" not in self.header.columns:
+            raise CorruptFile(f"{table.path}: the header says keep={keep!r}, columns={list(self.header.columns)}")
+        self.keep = keep
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size} does not exist")
         if self.keep % world_size:

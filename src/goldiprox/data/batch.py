@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     Attributes:
         ids: Positions in the base data set.
         x: The inputs, of any structure, examples along the first dimension of every tensor.
-        y: The targets, likewise; None where there are none.
+        y: The targets, likewise; empty where there are none.
     """
 
     ids: Int[Tensor, " n"]
@@ -69,10 +69,10 @@ def split_item(item: Any) -> tuple[Any, Any]:
     """Inputs and target of one example as data sets give it: ``(x, y)``, ``(a, b, ..., y)`` or a dictionary."""
     if isinstance(item, dict):
         key = next((k for k in _TARGET_KEYS if k in item), None)
-        return {k: v for k, v in item.items() if k != key}, item[key] if key else None
+        return {k: v for k, v in item.items() if k != key}, item[key] if key else ()
     if isinstance(item, tuple | list):
         return (item[0], item[1]) if len(item) == 2 else (tuple(item[:-1]), item[-1])
-    return item, None
+    return item, ()  # empty rather than None, which loaders cannot collate
 
 
 class WithIds(Dataset):

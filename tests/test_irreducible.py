@@ -1,0 +1,207 @@
+import numpy as np
+import pytest
+import torch
+from conftest import make_blobs, make_irreducible, make_mlp
+from test_artifacts import rewrite_header
+from torch import nn
+
+import goldiprox as gp
+from goldiprox.artifacts import Header, TableWriter
+from goldiprox.errors import (
+    ConfigError,
+    CorruptFile,
+    FingerprintMismatch,
+    MissingIrreducible,
+    ModelMismatch,
+    NonFiniteError,
+    OutputExists,
+    UnknownName,
+)
+from goldiprox.irreducible import describe, score
+
+
+def fast(checkpoint="inner", **options) -> gp.HoldoutConfig:
+    options = {"max_epochs": 6, "patience": 3, "batch_size": 32} | options
+    return gp.HoldoutConfig(checkpoint=checkpoint, training=gp.TrainingConfig(lr=1e-2), **options)
+
+
+@pytest.fixture
+def split(blobs):
+    return gp.holdout_split(len(blobs), blobs.labels, seed=0)
+
+
+def test_the_training_side_is_scored_by_a_model_that_learnt_the_holdout(blobs, split, global_state):
+    table, models, reports, cost = gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+    assert np.array_equal(table.ids, split.train)
+    assert table.values[split.holdout].isnan().all()
+    models[0].eval()
+    with torch.no_grad():
+        by_hand = nn.functional.cross_entropy(
+            models[0](blobs.x[split.train]), blobs.y[split.train], reduction="none"
+        )
+    torch.testing.assert_close(table.values[split.train], by_hand)
+    assert reports[0].figures["accuracy"] > 0.85
+    assert cost.examples_scored == len(split.train)
+    assert cost.flops > 0
+    assert global_state()
+
+
+def test_is_the_same_twice_and_with_loading_processes(blobs, split):
+    digests = {
+        gp.irreducible_losses(make_mlp, blobs, split, config=fast(), num_workers=workers)[0].digest
+        for workers in (None, None, 0, 2)
+    }
+    assert len(digests) == 1
+
+
+def test_the_checkpoint_is_the_best_epoch_on_the_inner_split(blobs, split):
+    seen = []
+
+    class Watch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_mlp()
+
+        def forward(self, x):
+            if not self.training and len(x) == 20:  # the inner split: 10% of 200
+                seen.append(x)
+            return self.inner(x)
+
+    model = Watch()
+    report = gp.train_holdout_model(model, blobs, split.holdout, config=fast())
+    assert report.epoch <= report.epochs <= 6
+    inner = seen[0]
+    assert all(torch.equal(inner, other) for other in seen)
+    holdout = {tuple(row.tolist()) for row in blobs.x[split.holdout]}
+    assert {tuple(row.tolist()) for row in inner} <= holdout
+
+
+def test_checkpoint_rules_differ(blobs, split):
+    noisy = blobs.replace(y=blobs.y.clone())
+    noisy.y[split.train] = (noisy.y[split.train] + torch.arange(200) % 2) % 4  # half of the training side is wrong
+    config = {"max_epochs": 30, "patience": 29}
+    epochs = {
+        rule: gp.train_holdout_model(
+            make_mlp(), noisy, split.holdout, config=fast(rule, **config), training_side=split.train
+        ).epoch
+        for rule in ("inner", "last", "training_side")
+    }
+    assert epochs["last"] == 30
+    assert epochs["training_side"] < epochs["inner"]
+    with pytest.raises(ConfigError, match="needs the ids of the training side"):
+        gp.train_holdout_model(make_mlp(), noisy, split.holdout, config=fast("training_side"))
+    with pytest.raises(UnknownName, match="Did you mean 'inner'"):
+        fast("iner")
+
+
+def test_cross_fitting_scores_each_example_by_a_model_that_never_saw_it(blobs):
+    split = gp.holdout_split(len(blobs), blobs.labels, holdout=0.0)
+    learnt: list[set[float]] = []
+
+    class Watch(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.inner = make_mlp(seed)
+            learnt.append(set())
+
+        def forward(self, x):
+            if self.training:
+                learnt[-1].update(x[:, 0].tolist())
+            return self.inner(x)
+
+    table, models, _, _ = gp.irreducible_losses(Watch, blobs, split, num_folds=3, config=fast())
+    assert len(models) == 3
+    assert np.array_equal(table.ids, np.arange(400))
+    values = blobs.x[:, 0].tolist()
+    for number, model in enumerate(models):
+        losses = score(model, blobs, np.arange(400))
+        scored_by_it = (losses == table.values).nonzero().flatten().tolist()
+        assert 130 <= len(scored_by_it) <= 140
+        assert not {values[i] for i in scored_by_it} & learnt[number]
+
+
+def test_an_empty_holdout(blobs):
+    with pytest.raises(ConfigError, match="holdout is empty"):
+        gp.irreducible_losses(make_mlp, blobs, gp.holdout_split(400, holdout=0.0))
+    with pytest.raises(ConfigError, match="too small"):
+        gp.train_holdout_model(make_mlp(), blobs, np.array([1, 2]), config=fast())
+
+
+def test_a_model_that_does_not_fit_is_refused_before_training(blobs, split):
+    with pytest.raises(ModelMismatch, match="holdout model does not accept the inputs"):
+        gp.train_holdout_model(nn.Linear(5, 4), blobs, split.holdout)
+
+
+def test_a_diverging_holdout_model(blobs, split):
+    config = gp.HoldoutConfig(training=gp.TrainingConfig(lr=1e30), max_epochs=3)
+    with pytest.raises(NonFiniteError):
+        gp.train_holdout_model(make_mlp(), blobs, split.holdout, config=config)
+
+
+def test_from_any_callable(blobs):
+    table = gp.IrreducibleLosses.from_callable(lambda batch: batch.ids * 0.5, blobs, ids=np.array([4, 2, 8]))
+    assert table.ids.tolist() == [2, 4, 8]
+    assert table[torch.tensor([8, 2])].tolist() == [4.0, 1.0]
+    with pytest.raises(ModelMismatch, match="one value per example"):
+        gp.IrreducibleLosses.from_callable(lambda batch: batch.ids.sum() * 0.5, blobs)
+    with pytest.raises(NonFiniteError, match=r"ids 0 are not finite"):
+        gp.IrreducibleLosses.from_callable(lambda batch: 1 / batch.ids, blobs)
+
+
+class TestFile:
+    def test_roundtrip(self, blobs, tmp_path):
+        table = make_irreducible(blobs, np.arange(100, 300))
+        path = table.save(tmp_path / "i.arrow")
+        opened = gp.IrreducibleLosses.open(path, data=blobs)
+        assert torch.equal(opened.values.nan_to_num(-1), table.values.nan_to_num(-1))
+        assert opened.digest == table.digest
+        opened.require(np.arange(100, 300))
+
+    def test_an_existing_file_is_refused(self, blobs, tmp_path):
+        table = make_irreducible(blobs)
+        path = table.save(tmp_path / "i.arrow")
+        before = path.read_bytes()
+        with pytest.raises(OutputExists):
+            make_irreducible(blobs, np.arange(5)).save(path)
+        assert path.read_bytes() == before
+        table.save(path, force=True)
+
+    def test_of_other_data(self, blobs, tmp_path):
+        path = make_irreducible(blobs).save(tmp_path / "i.arrow")
+        with pytest.raises(FingerprintMismatch, match="other data"):
+            gp.IrreducibleLosses.open(path, data=make_blobs(seed=1))
+        with pytest.raises(FingerprintMismatch, match="400 examples; this one has 300"):
+            gp.IrreducibleLosses.open(path, data=make_blobs(300))
+
+    def test_too_short_or_with_missing_entries(self, blobs):
+        table = make_irreducible(blobs, np.arange(100))
+        with pytest.raises(MissingIrreducible, match=r"200 of 300 examples have no irreducible loss \(ids 100, 101"):
+            table.require(np.arange(300))
+        with pytest.raises(MissingIrreducible, match="too short"):
+            table.require(np.array([3, 400]))
+
+    def test_truncated(self, blobs, tmp_path):
+        path = make_irreducible(blobs).save(tmp_path / "i.arrow")
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(CorruptFile, match="truncated or damaged"):
+            gp.IrreducibleLosses.open(path)
+
+    def test_losses_that_are_not_finite_and_ids_that_do_not_exist(self, blobs, tmp_path):
+        columns = {"id": "uint16", "irreducible": "float32"}
+        for name, ids, losses, error in (
+            ("nan", [1, 2], [0.1, np.nan], NonFiniteError),
+            ("range", [1, 400], [0.1, 0.2], FingerprintMismatch),
+        ):
+            writer = TableWriter(tmp_path / name, Header(kind="irreducible", data=describe(blobs), columns=columns))
+            writer.append({"id": np.array(ids), "irreducible": np.array(losses)})
+            writer.close()
+            with pytest.raises(error):
+                gp.IrreducibleLosses.open(tmp_path / name)
+        with pytest.raises(NonFiniteError, match="infinite"):
+            gp.IrreducibleLosses(torch.tensor([1.0, torch.inf]))
+
+    def test_a_header_without_a_data_set(self, blobs, tmp_path):
+        path = make_irreducible(blobs).save(tmp_path / "i.arrow")
+        rewrite_header(path, data={})
+        with pytest.raises(CorruptFile, match="header"):
+            gp.IrreducibleLosses.open(path)

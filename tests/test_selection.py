@@ -1,0 +1,217 @@
+import numpy as np
+import pytest
+import torch
+from conftest import make_blobs, make_irreducible, make_mlp
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+import goldiprox as gp
+from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
+from goldiprox.selection import make_rule
+
+RULES = {
+    "top_k": gp.top_k(),
+    "gumbel_top_k": gp.gumbel_top_k(0.5),
+    "mix": gp.mix(0.5),
+    "mix of gumbel": gp.mix(0.25, gp.gumbel_top_k(1.0)),
+}
+
+
+@st.composite
+def scored(draw):
+    n = draw(st.integers(1, 60))
+    values = draw(st.lists(st.integers(-5, 5), min_size=n, max_size=n))  # integers: many ties
+    ids = draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n, unique=True))
+    return torch.tensor(values).float(), torch.tensor(ids), draw(st.integers(1, n))
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(scored(), st.integers(0, 2**62))
+def test_every_rule_gives_distinct_rows_whatever_the_order(name, case, key):
+    scores, ids, keep = case
+    rows = RULES[name](scores, ids, keep, key)
+    assert rows.shape == (keep,)
+    assert rows.unique().numel() == keep
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+    permuted = RULES[name](scores[order], ids[order], keep, key)
+    assert ids[rows].tolist() == ids[order][permuted].tolist()
+
+
+@given(scored())
+def test_top_k_is_a_sort_with_ties_by_id(case):
+    scores, ids, keep = case
+    expected = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))[:keep]
+    assert ids[gp.top_k()(scores, ids, keep, 0)].tolist() == [i for _, i in expected]
+
+
+def test_temperature_spans_from_top_k_to_uniform():
+    scores, ids = torch.linspace(0, 1, 200), torch.arange(200)
+
+    def mean_score(temperature):
+        rule = gp.gumbel_top_k(temperature)
+        return torch.cat([scores[rule(scores, ids, 20, key)] for key in range(200)]).mean().item()
+
+    means = [mean_score(t) for t in (0.0, 0.1, 0.5, 1.0, 100.0)]
+    assert means == sorted(means, reverse=True)
+    assert means[0] == pytest.approx(scores[-20:].mean().item())
+    assert means[-1] == pytest.approx(0.5, abs=0.03)
+
+
+def test_gumbel_top_k_draws_in_proportion_for_one_pick():
+    """With one pick, the probabilities are softmax(score / (temperature * std))."""
+    scores, ids = torch.tensor([0.0, 1.0, 2.0]), torch.arange(3)
+    rule = gp.gumbel_top_k(2.0)
+    counts = torch.zeros(3)
+    for key in range(4_000):
+        counts[rule(scores, ids, 1, key)] += 1
+    expected = (scores.double() / (2.0 * scores.double().std(correction=0))).softmax(0)
+    assert (counts / 4_000 - expected).abs().max() < 0.03
+
+
+def test_gumbel_top_k_does_not_depend_on_the_scale_and_takes_equal_scores():
+    scores, ids = torch.randn(100, generator=torch.Generator().manual_seed(0)), torch.arange(100)
+    rule = gp.gumbel_top_k(1.0)
+    assert torch.equal(rule(scores, ids, 10, 3), rule(1000 * scores + 7, ids, 10, 3))
+    assert rule(torch.ones(100), ids, 10, 3).unique().numel() == 10
+
+
+def test_mix_takes_the_best_and_fills_up_uniformly():
+    scores, ids = torch.linspace(0, 1, 100), torch.arange(100)
+    picks = torch.stack([gp.mix(0.5)(scores, ids, 10, key) for key in range(500)])
+    assert (picks[:, :5] == torch.tensor([99, 98, 97, 96, 95])).all()
+    uniform = picks[:, 5:]
+    assert uniform.max() < 95
+    assert abs(uniform.float().mean() - 47) < 2
+    assert torch.equal(gp.mix(0.0)(scores, ids, 10, 1), gp.top_k()(scores, ids, 10, 1))
+
+
+def test_bad_settings_of_rules():
+    with pytest.raises(ConfigError, match="negative"):
+        gp.gumbel_top_k(-1.0)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        gp.mix(1.5)
+    with pytest.raises(UnknownName, match="Did you mean 'top_k'"):
+        make_rule("topk")
+
+
+class TestSelector:
+    def test_keeps_the_highest_reducible_losses(self, blobs, irreducible):
+        model = make_mlp()
+        select = gp.Selector(gp.reducible_loss, irreducible=irreducible, keep=8)
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        kept = select(model, batch)
+        model.eval()
+        losses = nn.functional.cross_entropy(model(batch.x), batch.y, reduction="none") - irreducible[batch.ids]
+        assert kept.ids.tolist() == batch.ids[losses.topk(8).indices].tolist()
+        assert torch.equal(kept.x, blobs.x[kept.ids])
+        assert torch.equal(kept.y, blobs.y[kept.ids])
+        torch.testing.assert_close(select.chosen["score"], losses.topk(8).values.detach())
+        assert set(select.chosen) == {"score", "loss", "irreducible"}
+
+    def test_counts_steps_and_continues(self, blobs):
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        model = make_mlp()
+        one = gp.Selector(gp.uniform, keep=8)
+        first, second = one(model, batch), one(model, batch)
+        assert first.ids.tolist() != second.ids.tolist()
+        resumed = gp.Selector(gp.uniform, keep=8)
+        resumed.load_state_dict({"step": 1, "seed": 0})
+        assert resumed(model, batch).ids.tolist() == second.ids.tolist()
+        assert resumed.state_dict() == one.state_dict() == {"step": 2, "seed": 0}
+
+    def test_leaves_model_and_generators_alone(self, blobs, irreducible, global_state):
+        model = make_mlp(dropout=0.3)
+        gp.Selector(keep=8, irreducible=irreducible)(model, next(iter(gp.data.iterate(blobs, [range(64)], device="cpu"))))
+        assert model.training
+        assert global_state()
+
+    def test_an_acquisition_of_the_users_own(self, blobs):
+        def margin(c: gp.Candidates):
+            top = c.logits.softmax(-1).topk(2).values
+            return top[:, 1] - top[:, 0]
+
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        assert gp.Selector(margin, keep=4)(make_mlp(), batch).num_examples == 4
+
+    def test_scores_of_a_wrong_shape(self, blobs):
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        with pytest.raises(ConfigError, match=r"shape \(64,\); it gave \(64, 4\)"):
+            gp.Selector(lambda c: c.logits, keep=4)(make_mlp(), batch)
+
+    def test_keep_more_than_candidates(self, blobs, irreducible):
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=16)))
+        with pytest.raises(ConfigError, match="cannot keep 32 of 16 candidates"):
+            gp.Selector(keep=32, irreducible=irreducible)(make_mlp(), batch)
+        with pytest.raises(ConfigError, match="at least one"):
+            gp.Selector(keep=0)
+
+    def test_a_holdout_example_among_the_candidates_is_named(self, blobs):
+        irreducible = make_irreducible(blobs, np.arange(10, 400))
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        with pytest.raises(NonFiniteError, match="ids 0, 1, 2, 3, 4.*have no irreducible loss: a holdout example") as e:
+            gp.Selector(keep=4, irreducible=irreducible)(make_mlp(), batch)
+        assert e.value.ids == list(range(10))
+
+    def test_a_diverged_model_is_named(self, blobs):
+        model = make_mlp()
+        with torch.no_grad():
+            model[0].weight.fill_(float("nan"))
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        with pytest.raises(NonFiniteError, match="64 scores are not finite at step 0.*diverged"):
+            gp.Selector(gp.loss, keep=4)(model, batch)
+
+
+class TestCandidateSampler:
+    @given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 3))
+    def test_no_example_twice_within_an_epoch_and_never_a_short_batch(self, length, candidates, seed):
+        candidates = min(candidates, length)
+        ids = np.arange(length) * 5
+        per_epoch = length // candidates
+        sampler = gp.CandidateSampler(ids, candidates, seed=seed, steps=3 * per_epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler) == 3 * per_epoch
+        for epoch in range(3):
+            seen = np.concatenate(batches[epoch * per_epoch : (epoch + 1) * per_epoch])
+            assert len(seen) == per_epoch * candidates == len(set(seen))
+            assert set(seen) <= set(ids)
+
+    def test_epochs_differ_and_can_be_entered_anywhere(self):
+        sampler = gp.CandidateSampler(range(100), 10, seed=1, steps=35)
+        batches = list(sampler)
+        assert batches[:10] != batches[10:20]
+        assert [b.tolist() for b in sampler.batches(start=23)] == batches[23:]
+
+    def test_works_as_a_batch_sampler(self, blobs):
+        loader = DataLoader(gp.WithIds(blobs), batch_sampler=gp.CandidateSampler(range(400), 50, steps=3))
+        assert [b.ids.tolist() for b in loader] == list(gp.CandidateSampler(range(400), 50, steps=3))
+
+    def test_more_candidates_than_examples(self):
+        with pytest.raises(ConfigError, match="training side has only 100"):
+            gp.CandidateSampler(range(100), 101, steps=1)
+        with pytest.raises(ConfigError, match="at least 1"):
+            gp.CandidateSampler(range(100), 10, steps=0)
+
+
+def test_golden_candidates_and_picks():
+    """The very numbers: a refactoring that changes them changes every sequence ever recorded."""
+    sampler = gp.CandidateSampler(range(1_000), 8, seed=0, steps=1)
+    blobs = make_blobs(1_000)
+    batch = next(iter(gp.data.iterate(blobs, sampler, device="cpu")))
+    irreducible = make_irreducible(blobs)
+    picks = {
+        name: gp.Selector(acquisition, keep=3, irreducible=irreducible, rule=rule)(make_mlp(), batch).ids.tolist()
+        for name, acquisition, rule in (
+            ("uniform", gp.uniform, None),
+            ("irreducible_loss", gp.irreducible_loss, None),
+            ("gumbel", gp.irreducible_loss, gp.gumbel_top_k(1.0)),
+            ("mix", gp.irreducible_loss, gp.mix(0.5)),
+        )
+    }
+    assert batch.ids.tolist() == GOLDEN_CANDIDATES
+    assert picks == GOLDEN_PICKS
+
+
+GOLDEN_CANDIDATES = [301, 155, 934, 543, 379, 347, 452, 489]
+GOLDEN_PICKS = {'uniform': [934, 155, 543], 'irreducible_loss': [379, 452, 155], 'gumbel': [379, 347, 301], 'mix': [379, 489, 934]}

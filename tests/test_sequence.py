@@ -1,0 +1,196 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_blobs
+from hypothesis import given
+from hypothesis import strategies as st
+from test_artifacts import rewrite_header
+from torch.utils.data import DataLoader
+
+import goldiprox as gp
+from goldiprox.errors import ConfigError, CorruptFile, FingerprintMismatch, UnsupportedFormat
+from goldiprox.irreducible import describe
+from goldiprox.sequence import statistics, verify
+
+STEPS, KEEP = 25, 8
+
+
+def picks(steps: int = STEPS, keep: int = KEEP) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return np.stack([rng.choice(400, keep, replace=False) for _ in range(steps)])
+
+
+def write(path, ids=None, *, flush_rows=24, **options):
+    ids = picks() if ids is None else ids
+    options.setdefault("data", describe(make_blobs()))
+    with gp.SequenceWriter(path, keep=ids.shape[1], flush_rows=flush_rows, **options) as writer:
+        for step in ids:
+            writer.append(torch.as_tensor(step))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "s.arrow")
+
+
+def test_roundtrip(path, blobs):
+    sequence = gp.Sequence.open(path, data=blobs)
+    assert len(sequence) == STEPS
+    assert np.array_equal(sequence.ids.reshape(STEPS, KEEP), picks())
+    assert list(sequence) == picks().tolist()
+    assert sequence[3].tolist() == picks()[3].tolist()
+    assert sequence[-1].tolist() == picks()[-1].tolist()
+    with pytest.raises(IndexError):
+        sequence[STEPS]
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 50))
+def test_the_digest_does_not_depend_on_chunks(tmp_path_factory, steps, keep, flush_rows):
+    ids = picks(steps, keep)
+    path = write(tmp_path_factory.mktemp("s") / "s.arrow", ids, flush_rows=flush_rows)
+    sequence = gp.Sequence.open(path)
+    assert sequence.digest == f"sha256:{hashlib.sha256(ids.astype('<i8').tobytes()).hexdigest()}"
+    assert list(sequence) == ids.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_takes_it_as_its_batch_sampler(path, blobs, num_workers):
+    sequence = gp.Sequence.open(path, data=blobs)
+    loader = DataLoader(gp.WithIds(blobs), batch_sampler=sequence, num_workers=num_workers)
+    assert len(loader) == STEPS
+    for _ in range(2):  # a second pass starts at the beginning
+        assert [batch.ids.tolist() for batch in loader] == picks().tolist()
+
+
+def test_continues_in_the_middle(path):
+    sequence = gp.Sequence.open(path)
+    running = iter(sequence)
+    for _ in range(7):
+        next(running)
+    state = sequence.state_dict()
+    fresh = gp.Sequence.open(path)
+    fresh.load_state_dict(state)
+    assert list(fresh) == picks()[7:].tolist()
+    assert list(fresh) == picks().tolist()
+    fresh.load_state_dict({"step": STEPS})  # saved after the last step: the next pass
+    assert list(fresh) == picks().tolist()
+    with pytest.raises(ConfigError, match="step 26"):
+        fresh.load_state_dict({"step": STEPS + 1})
+    with pytest.raises(ConfigError, match="another sequence"):
+        fresh.load_state_dict({"step": 1, "digest": "sha256:0"})
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_share_every_step(path, world_size):
+    ranks = [gp.Sequence.open(path, rank=r, world_size=world_size) for r in range(world_size)]
+    assert all(s.batch_size == KEEP // world_size and s.drop_last for s in ranks)
+    for step, slices in enumerate(zip(*ranks, strict=True)):
+        assert sum(slices, []) == picks()[step].tolist()
+    assert len({s.digest for s in ranks}) == 1
+
+
+def test_impossible_ranks(path):
+    with pytest.raises(ConfigError, match="8 examples per step cannot be divided among 3 ranks"):
+        gp.Sequence.open(path, world_size=3)
+    with pytest.raises(ConfigError, match="rank 2 of 2"):
+        gp.Sequence.open(path, rank=2, world_size=2)
+
+
+def test_other_data(path):
+    with pytest.raises(FingerprintMismatch, match="other data"):
+        gp.Sequence.open(path, data=make_blobs(seed=1))
+
+
+def test_every_prefix_and_a_flipped_bit(path, tmp_path):
+    content, expected = path.read_bytes(), picks().tolist()
+    damaged = tmp_path / "d.arrow"
+    for end in range(0, len(content), 7):
+        damaged.write_bytes(content[:end])
+        with pytest.raises(CorruptFile):
+            gp.Sequence.open(damaged)
+        try:
+            steps = list(gp.Sequence.open(damaged, partial=True))
+        except CorruptFile:
+            continue
+        assert steps == expected[: len(steps)]
+    middle = len(content) // 2
+    damaged.write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
+    with pytest.raises(CorruptFile, match=r"truncated or damaged.*intact"):
+        gp.Sequence.open(damaged)
+
+
+def test_another_format_version(path):
+    rewrite_header(path, format=2)
+    with pytest.raises(UnsupportedFormat, match="format version 2"):
+        gp.Sequence.open(path)
+
+
+def test_ids_outside_the_data_set(tmp_path):
+    data = {"fingerprint": "sha256:0", "length": 300}
+    path = write(tmp_path / "s.arrow", np.array([[1, 299], [2, 300]]), data=data)
+    with pytest.raises(CorruptFile, match="lists id 300"):
+        gp.Sequence.open(path)
+
+
+@pytest.mark.parametrize("changes", [{"config": {}}, {"config": {"keep": 0}}, {"config": {"keep": "x"}}, {"data": {}}])
+def test_headers_that_make_no_sense(path, changes):
+    rewrite_header(path, **changes)
+    with pytest.raises(CorruptFile, match="header"):
+        gp.Sequence.open(path)
+
+
+def test_an_error_keeps_the_steps_so_far(tmp_path):
+    path = tmp_path / "s.arrow"
+    with pytest.raises(ZeroDivisionError), gp.SequenceWriter(path, data=describe(make_blobs()), keep=KEEP) as writer:
+        for step in picks()[:5]:
+            writer.append(torch.as_tensor(step))
+        1 / 0  # noqa: B018
+    assert not path.exists()
+    rescued = gp.Sequence.open(tmp_path / "s.arrow.partial", partial=True)
+    assert list(rescued) == picks()[:5].tolist()
+    assert not rescued.complete
+
+
+def test_every_step_has_the_same_size(tmp_path):
+    with pytest.raises(ConfigError, match="step 0 has 3 ids; every step of a sequence has 8"):
+        write_three(tmp_path / "s.arrow")
+
+
+def write_three(path):
+    with gp.SequenceWriter(path, data=describe(make_blobs()), keep=8) as writer:
+        writer.append(torch.tensor([1, 2, 3]))
+
+
+def test_further_columns(tmp_path):
+    path = tmp_path / "s.arrow"
+    with gp.SequenceWriter(path, data=describe(make_blobs()), keep=2, columns=("score", "loss")) as writer:
+        for step in range(3):
+            values = {"score": torch.tensor([step, -step]), "loss": torch.tensor([0.5, 0.25])}
+            writer.append(torch.tensor([step, step + 10]), values)
+    sequence = gp.Sequence.open(path)
+    assert sequence.column("score").tolist() == [0, 0, 1, -1, 2, -2]
+    assert sequence.column("loss").tolist() == [0.5, 0.25] * 3
+    with pytest.raises(ConfigError, match="no column 'irreducible', only id, score, loss"):
+        sequence.column("irreducible")
+    with pytest.raises(ConfigError, match="cannot record magic"):
+        gp.SequenceWriter(tmp_path / "t.arrow", data=describe(make_blobs()), keep=2, columns=("magic",))
+    assert not list(tmp_path.glob("t.arrow*"))
+
+
+def test_statistics(tmp_path, blobs):
+    path = write(tmp_path / "s.arrow", np.array([[0, 1], [0, 4], [0, 8]]), config={"num_train": 100})
+    found = statistics(gp.Sequence.open(path), blobs)
+    assert (found.steps, found.keep, found.seen, found.most_repeated) == (3, 2, 4, 3)
+    assert found.coverage == pytest.approx(0.04)
+    assert found.mean_repeats == pytest.approx(1.5)
+    assert found.class_shares == pytest.approx([5 / 6, 1 / 6])
+
+
+def test_verify_finds_an_example_twice_in_a_step(tmp_path, path):
+    verify(gp.Sequence.open(path))
+    bad = write(tmp_path / "b.arrow", np.array([[0, 1], [2, 2]]))
+    with pytest.raises(CorruptFile, match="1 steps train on an example twice: steps 1"):
+        verify(gp.Sequence.open(bad))

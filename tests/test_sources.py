@@ -1,0 +1,151 @@
+import io
+import json
+import sys
+import textwrap
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import goldiprox as gp
+from goldiprox.data import sources
+from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra, UnknownName
+
+
+def write_parquet(path, images, labels, *, column="image", label="label", names=None, format="PNG"):
+    def encode(array):
+        buffer = io.BytesIO()
+        Image.fromarray(array).save(buffer, format)
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    table = pa.table({column: [encode(i) for i in images], label: pa.array(labels, pa.int64())})
+    if names:
+        info = {"info": {"features": {label: {"_type": "ClassLabel", "names": names}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, path)
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=np.uint8)
+
+
+def test_a_folder_in_the_hubs_layout(tmp_path, images):
+    folder = tmp_path / "pets"
+    folder.mkdir()
+    write_parquet(folder / "train-00000-of-00002.parquet", images[:5], range(5), column="img", names=list("abcdef"))
+    write_parquet(folder / "train-00001-of-00002.parquet", images[5:9], [0] * 4, column="img", names=list("abcdef"))
+    write_parquet(folder / "test-00000-of-00001.parquet", images[9:], [5, 1, 2], column="img", format="WebP")
+    train, test = gp.load("pets", tmp_path)
+    assert torch.equal(train.x, torch.from_numpy(np.moveaxis(images[:9], 3, 1)))
+    assert train.y.tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0]
+    assert train.num_classes == test.num_classes == 6
+    assert train.class_names == tuple("abcdef")
+    assert len(test) == 3
+    x, _ = train.gather(torch.arange(9))
+    assert x.mean((0, 2, 3)).abs().max() < 1e-3
+    assert (x.std((0, 2, 3)) - 1).abs().max() < 1e-2
+    assert gp.fingerprint(gp.load(str(folder)).train) == gp.fingerprint(train)
+
+
+def test_grey_images_have_one_channel(tmp_path, images):
+    for part in ("train", "test"):
+        write_parquet(tmp_path / f"{part}.parquet", images[..., 0], [0, 1] * 6)
+    assert gp.load(str(tmp_path)).train.input_shape == (1, 5, 4)
+
+
+def test_broken_folders(tmp_path, images):
+    with pytest.raises(MissingData, match=r"no train\*\.parquet"):
+        gp.load(str(tmp_path))
+    write_parquet(tmp_path / "train.parquet", images, [0] * 12)
+    with pytest.raises(MissingData, match=r"no test\*\.parquet"):
+        gp.load(str(tmp_path))
+    write_parquet(tmp_path / "test.parquet", [images[0], images[1][:3]], [0, 0])
+    with pytest.raises(DataError, match="image 1 is"):
+        gp.load(str(tmp_path))
+    pq.write_table(pa.table({"text": ["a"], "label": [1]}), tmp_path / "test.parquet")
+    with pytest.raises(DataError, match="expected one image column"):
+        gp.load(str(tmp_path))
+    (tmp_path / "test.parquet").write_text("not parquet")
+    with pytest.raises(DataError, match="cannot read"):
+        gp.load(str(tmp_path))
+
+
+def test_labels_outside_the_named_classes(tmp_path, images):
+    for part in ("train", "test"):
+        write_parquet(tmp_path / f"{part}.parquet", images, [0, 1, 2] * 4, names=["a", "b"])
+    with pytest.raises(DataError, match="outside the 2 classes"):
+        gp.load(str(tmp_path))
+
+
+def test_mnist5k_is_real_and_needs_no_files(monkeypatch):
+    train, test = gp.load("mnist5k")
+    assert (len(train), len(test)) == (4_000, 1_000)
+    assert train.y.bincount().tolist() == [400] * 10
+    assert test.y.bincount().tolist() == [100] * 10
+    assert train.x.max() == 255
+    assert gp.fingerprint(train) == "sha256:c8112370e363"[:19] + gp.fingerprint(train)[19:]
+    assert not (train.x.flatten(1)[:, None] == test.x.flatten(1)[None, :20]).all(-1).any()  # no test image inside
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'goldiprox\[demo\]'"):
+        gp.load("mnist5k")
+
+
+def test_missing_and_unknown_data(tmp_path):
+    with pytest.raises(MissingData, match="--data-dir or GOLDIPROX_DATA"):
+        gp.load("cifar10", tmp_path)
+    with pytest.raises(UnknownName, match="Did you mean 'cifar10'"):
+        gp.load("cifar1O", tmp_path)
+
+
+def test_data_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(
+        textwrap.dedent("""
+            import torch
+            class Rows(torch.utils.data.Dataset):
+                def __init__(self, n): self.n = n
+                def __len__(self): return self.n
+                def __getitem__(self, i): return torch.tensor([float(i), 1.0]), i % 3
+            def load(): return Rows(30), Rows(9)
+            def wrong(): return 5
+            def ragged(): return [(torch.zeros(i + 1), 0) for i in range(3)], []
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    train, test = gp.load("own_data:load")
+    assert train.num_classes == 3
+    assert train[4][0].tolist() == [4.0, 1.0]
+    assert len(test) == 9
+    with pytest.raises(ConfigError, match=r"must return a pair \(train, test\)"):
+        gp.load("own_data:wrong")
+    with pytest.raises(DataError, match="example 1 has shape"):
+        gp.load("own_data:ragged")
+    with pytest.raises(UnknownName, match="Did you mean 'load'"):
+        gp.load("own_data:lod")
+    sys.modules.pop("own_data", None)
+
+
+def test_available_says_where_things_are(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    found = sources.available(tmp_path)
+    assert found["mnist"] == str(tmp_path / "mnist")
+    assert found["cifar10"].startswith("not found")
+    assert list(found) == list(sources.SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "shape", "first_labels"),
+    [
+        ("mnist", (60_000, 10_000), (1, 28, 28), [5, 0, 4, 1, 9]),
+        ("cifar10", (50_000, 10_000), (3, 32, 32), [6, 9, 9, 4, 1]),
+    ],
+)
+def test_real_data_is_read_in_its_original_order(name, sizes, shape, first_labels, real_data):
+    train, test = gp.load(name, real_data)
+    assert (len(train), len(test)) == sizes
+    assert train.input_shape == shape
+    assert train.y[:5].tolist() == first_labels
+    assert train.num_classes == 10
