@@ -38,9 +38,7 @@ def make_blobs(length: int = 400, seed: int = 0) -> gp.TensorData:
 def make_mlp(seed: int = 0, *, num_inputs: int = 2, num_outputs: int = NUM_CLASSES, dropout: float = 0.0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(num_inputs, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, num_outputs)
-        )
+        return nn.Sequential(nn.Linear(num_inputs, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, num_outputs))
 
 
 def make_irreducible(data: gp.TensorData, ids: np.ndarray | None = None) -> gp.IrreducibleLosses:

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from conftest import make_blobs, make_irreducible, make_mlp
 from torch import nn
 
 import goldiprox as gp
+from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.acquisition import ACQUISITIONS, ORDERED_SGD_STAGES, consistent_dropout, scoring
 from goldiprox.errors import ConfigError, MissingIrreducible, ModelMismatch, UnknownName
 

@@ -202,6 +202,8 @@ def test_unwritable_folders(tmp_path):
         artifacts.check_output(tmp_path / "file" / "a.arrow")
     with pytest.raises(OutputNotWritable):
         artifacts.check_output("/proc/nowhere/a.arrow")
+    with pytest.raises(OutputNotWritable, match="too long"):
+        artifacts.check_output(tmp_path / ("x" * 300))
     with pytest.raises(OutputExists, match="is a folder"):
         artifacts.check_output(tmp_path)
 
@@ -217,9 +219,10 @@ def test_a_vanished_folder_while_writing_is_our_error(tmp_path):
         writer.close()
 
 
-def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path):
-    path = tmp_path / "a.json"
-    artifacts.write_json(path, {"a": 1})
-    with pytest.raises(ValueError, match="cannot be written"):
-        artifacts.write_json(path, {"a": float("nan")})
-    assert json.loads(path.read_text()) == {"a": 1}
+def test_what_is_not_finite_is_null_in_json(tmp_path):
+    value = {"a": [float("nan"), 1.5], "b": {"c": float("inf")}}
+    artifacts.write_json(tmp_path / "a.json", value)
+    with artifacts.JsonLines(tmp_path / "a.jsonl") as lines:
+        lines(value)
+    for name in ("a.json", "a.jsonl"):
+        assert json.loads((tmp_path / name).read_text()) == {"a": [None, 1.5], "b": {"c": None}}

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_blobs
 
 import goldiprox as gp
+from conftest import make_blobs
 from goldiprox.data.corruption import Truth, add_white_noise, corrupt_labels, duplicate
 from goldiprox.errors import ConfigError, UnknownName
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_blobs
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import goldiprox as gp
+from conftest import make_blobs
 from goldiprox.data import as_batch, iterate, labels_of, require_fingerprint
 from goldiprox.data.fingerprint import NUM_SAMPLED
 from goldiprox.errors import DataError, FingerprintMismatch
@@ -45,6 +45,28 @@ def test_loaders_collate_ids_with_any_structure():
 
     alone = next(iter(DataLoader(gp.WithIds(Items([torch.tensor(i) for i in range(3)])), batch_size=3)))
     assert len(alone.y) == 0
+
+
+def test_what_is_no_tensor_is_selected_too():
+    items = Items([{"text": f"t{i}", "n": torch.tensor(i)} for i in range(5)])
+    batch = next(iter(DataLoader(gp.WithIds(items), batch_size=5)))
+    kept = batch.take(torch.tensor([3, 1]))
+    assert kept.x == {"text": ["t3", "t1"], "n": kept.x["n"]}
+    assert kept.x["n"].tolist() == [3, 1]
+
+
+def test_items_of_other_shapes():
+    from collections import UserDict
+
+    assert gp.WithIds(Items([UserDict(a=1, labels=2)]))[0][1:] == ({"a": 1}, 2)
+    assert gp.WithIds(Items([(5,)]))[0][1:] == (5, ())
+    assert gp.WithIds(TensorDataset(torch.ones(1, 2)))[0].y == ()
+
+
+def test_inputs_become_float32_and_labels_int64():
+    data = gp.TensorData(torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.int32), num_classes=2)
+    x, y = data.gather(torch.tensor([1]))
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
 
 
 def test_a_split_of_the_users_own():
@@ -133,7 +155,7 @@ class TestFingerprint:
 
         def make(pixel):
             image = Image.new("L", (2, 2), pixel)
-            return Items([(image, {"text": "a", "more": [1, None, b"x"]})])
+            return Items([(image, {"text": "a", 3: [1, None, b"x"], "half": torch.ones(2, dtype=torch.bfloat16)})])
 
         assert gp.fingerprint(make(1)) == gp.fingerprint(make(1)) != gp.fingerprint(make(2))
 

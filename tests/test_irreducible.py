@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_blobs, make_irreducible, make_mlp
-from test_artifacts import rewrite_header
 from torch import nn
 
 import goldiprox as gp
+from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.artifacts import Header, TableWriter
 from goldiprox.errors import (
     ConfigError,
@@ -18,6 +17,7 @@ from goldiprox.errors import (
     UnknownName,
 )
 from goldiprox.irreducible import describe, score
+from test_artifacts import rewrite_header
 
 
 def fast(checkpoint="inner", **options) -> gp.HoldoutConfig:
@@ -36,9 +36,7 @@ def test_the_training_side_is_scored_by_a_model_that_learnt_the_holdout(blobs, s
     assert table.values[split.holdout].isnan().all()
     models[0].eval()
     with torch.no_grad():
-        by_hand = nn.functional.cross_entropy(
-            models[0](blobs.x[split.train]), blobs.y[split.train], reduction="none"
-        )
+        by_hand = nn.functional.cross_entropy(models[0](blobs.x[split.train]), blobs.y[split.train], reduction="none")
     torch.testing.assert_close(table.values[split.train], by_hand)
     assert reports[0].figures["accuracy"] > 0.85
     assert cost.examples_scored == len(split.train)
@@ -118,6 +116,14 @@ def test_cross_fitting_scores_each_example_by_a_model_that_never_saw_it(blobs):
         scored_by_it = (losses == table.values).nonzero().flatten().tolist()
         assert 130 <= len(scored_by_it) <= 140
         assert not {values[i] for i in scored_by_it} & learnt[number]
+
+
+def test_settings_that_cannot_work():
+    for name in ("max_epochs", "patience", "batch_size"):
+        with pytest.raises(ConfigError, match="at least 1"):
+            gp.HoldoutConfig(**{name: 0})
+    with pytest.raises(ConfigError, match="inner share"):
+        gp.HoldoutConfig(inner=1.0)
 
 
 def test_an_empty_holdout(blobs):

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_blobs, make_irreducible, make_mlp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
 import goldiprox as gp
-from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
+from conftest import make_blobs, make_irreducible, make_mlp
+from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName
 from goldiprox.selection import make_rule
 
 RULES = {
@@ -88,7 +88,7 @@ def test_mix_takes_the_best_and_fills_up_uniformly():
 
 
 def test_bad_settings_of_rules():
-    with pytest.raises(ConfigError, match="negative"):
+    with pytest.raises(ConfigError, match="temperature of -1"):
         gp.gumbel_top_k(-1.0)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         gp.mix(1.5)
@@ -123,7 +123,9 @@ class TestSelector:
 
     def test_leaves_model_and_generators_alone(self, blobs, irreducible, global_state):
         model = make_mlp(dropout=0.3)
-        gp.Selector(keep=8, irreducible=irreducible)(model, next(iter(gp.data.iterate(blobs, [range(64)], device="cpu"))))
+        gp.Selector(keep=8, irreducible=irreducible)(
+            model, next(iter(gp.data.iterate(blobs, [range(64)], device="cpu")))
+        )
         assert model.training
         assert global_state()
 
@@ -153,6 +155,11 @@ class TestSelector:
         with pytest.raises(NonFiniteError, match="ids 0, 1, 2, 3, 4.*have no irreducible loss: a holdout example") as e:
             gp.Selector(keep=4, irreducible=irreducible)(make_mlp(), batch)
         assert e.value.ids == list(range(10))
+
+    def test_a_table_that_is_too_short(self, blobs):
+        batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+        with pytest.raises(MissingIrreducible, match="too short"):
+            gp.Selector(keep=4, irreducible=make_irreducible(make_blobs(50)))(make_mlp(), batch)
 
     def test_a_diverged_model_is_named(self, blobs):
         model = make_mlp()
@@ -214,4 +221,9 @@ def test_golden_candidates_and_picks():
 
 
 GOLDEN_CANDIDATES = [301, 155, 934, 543, 379, 347, 452, 489]
-GOLDEN_PICKS = {'uniform': [934, 155, 543], 'irreducible_loss': [379, 452, 155], 'gumbel': [379, 347, 301], 'mix': [379, 489, 934]}
+GOLDEN_PICKS = {
+    "uniform": [934, 155, 543],
+    "irreducible_loss": [379, 452, 155],
+    "gumbel": [379, 347, 301],
+    "mix": [379, 489, 934],
+}

@@ -3,16 +3,16 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from conftest import make_blobs
 from hypothesis import given
 from hypothesis import strategies as st
-from test_artifacts import rewrite_header
 from torch.utils.data import DataLoader
 
 import goldiprox as gp
-from goldiprox.errors import ConfigError, CorruptFile, FingerprintMismatch, UnsupportedFormat
+from conftest import make_blobs
+from goldiprox.errors import ConfigError, CorruptFile, DataError, FingerprintMismatch, UnsupportedFormat
 from goldiprox.irreducible import describe
 from goldiprox.sequence import statistics, verify
+from test_artifacts import rewrite_header
 
 STEPS, KEEP = 25, 8
 
@@ -129,8 +129,8 @@ def test_another_format_version(path):
 
 
 def test_ids_outside_the_data_set(tmp_path):
-    data = {"fingerprint": "sha256:0", "length": 300}
-    path = write(tmp_path / "s.arrow", np.array([[1, 299], [2, 300]]), data=data)
+    path = write(tmp_path / "s.arrow", np.array([[1, 299], [2, 300]]))
+    rewrite_header(path, data={"fingerprint": "sha256:0", "length": 300})
     with pytest.raises(CorruptFile, match="lists id 300"):
         gp.Sequence.open(path)
 
@@ -180,13 +180,12 @@ def test_further_columns(tmp_path):
     assert not list(tmp_path.glob("t.arrow*"))
 
 
-def test_statistics(tmp_path, blobs):
+def test_statistics(tmp_path):
     path = write(tmp_path / "s.arrow", np.array([[0, 1], [0, 4], [0, 8]]), config={"num_train": 100})
-    found = statistics(gp.Sequence.open(path), blobs)
+    found = statistics(gp.Sequence.open(path))
     assert (found.steps, found.keep, found.seen, found.most_repeated) == (3, 2, 4, 3)
     assert found.coverage == pytest.approx(0.04)
     assert found.mean_repeats == pytest.approx(1.5)
-    assert found.class_shares == pytest.approx([5 / 6, 1 / 6])
 
 
 def test_verify_finds_an_example_twice_in_a_step(tmp_path, path):
@@ -194,3 +193,20 @@ def test_verify_finds_an_example_twice_in_a_step(tmp_path, path):
     bad = write(tmp_path / "b.arrow", np.array([[0, 1], [2, 2]]))
     with pytest.raises(CorruptFile, match="1 steps train on an example twice: steps 1"):
         verify(gp.Sequence.open(bad))
+    short = write(tmp_path / "c.arrow", config={"steps": 99})
+    with pytest.raises(CorruptFile, match="promises 99 steps, the file holds 25"):
+        verify(gp.Sequence.open(short))
+
+
+def test_a_peek_loses_nothing(path, blobs):
+    sequence = gp.Sequence.open(path)
+    loader = DataLoader(gp.WithIds(blobs), batch_sampler=sequence)
+    next(iter(loader))
+    assert [batch.ids.tolist() for batch in loader] == picks().tolist()
+
+
+def test_ids_outside_the_data_set_are_never_written(tmp_path):
+    for bad in (400, -1):
+        with pytest.raises(DataError, match=f"ids {bad} are outside"):
+            write(tmp_path / "s.arrow", np.array([[1, bad]]))
+    assert list(tmp_path.iterdir()) == []

@@ -28,6 +28,7 @@ from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
 from goldiprox.irreducible import HoldoutConfig as HoldoutConfig
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
+from goldiprox.irreducible import describe as describe
 from goldiprox.irreducible import irreducible_losses as irreducible_losses
 from goldiprox.irreducible import train_holdout_model as train_holdout_model
 from goldiprox.loop import TrainingConfig as TrainingConfig

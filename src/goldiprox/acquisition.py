@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from goldiprox.data import Batch
 from goldiprox.errors import ConfigError, MissingIrreducible, UnknownName
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.loop import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of
+from goldiprox.loop import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of, kept_modes
 from goldiprox.randomness import derive, preserved, uniforms
 
 ScoringMode = Literal["train", "eval", "train_frozen_stats"]
@@ -28,6 +28,7 @@ class Candidates:
         keep: How many of them will be trained on.
         step: The selection step, counted from 0.
         seed: Of the draws that an acquisition makes.
+        num_scored: How many examples went through the model so far.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Candidates:
         self._mode: ScoringMode = mode
         self.ids, self.x, self.y = batch
         self.keep, self.seed, self.step = keep, seed, step
+        self.num_scored = 0
 
     def __len__(self) -> int:
         return self._batch.num_examples
@@ -56,7 +58,11 @@ class Candidates:
     def logits(self) -> Any:
         """The model's output; for tasks other than classification, whatever that is."""
         with torch.no_grad(), scoring(self._model, self._mode):
-            return self._forward(self._model, self.x)
+            return self._run()
+
+    def _run(self) -> Any:
+        self.num_scored += len(self)
+        return self._forward(self._model, self.x)
 
     @cached_property
     def loss(self) -> Float[Tensor, " n"]:
@@ -87,7 +93,7 @@ class Candidates:
         output = self.logits.detach().requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(self._loss(output, self.y).sum(), output)
-        return gradient.flatten(1).float()
+        return gradient.reshape(len(self), -1).float()
 
     def mc_log_probs(self, num_samples: int) -> Float[Tensor, "k n c"]:
         """Log-probabilities under several dropout masks; each mask is the same for all candidates."""
@@ -99,7 +105,7 @@ class Candidates:
                 scoring(self._model, self._mode),
                 consistent_dropout(self._model, generator),
             ):
-                samples.append(self._forward(self._model, self.x).float().log_softmax(-1))
+                samples.append(self._run().float().log_softmax(-1))
         return torch.stack(samples)
 
     def uniforms(self, purpose: str) -> Float[Tensor, " n"]:
@@ -195,25 +201,39 @@ def scoring(model: nn.Module, mode: str) -> Iterator[None]:
     """
     if mode not in get_args(ScoringMode):
         raise UnknownName("scoring mode", mode, get_args(ScoringMode))
-    was_training = [(m, m.training) for m in model.modules()]
-    model.train(mode != "eval")
-    frozen: list[tuple[nn.Module, str, Any]] = []
-    if mode == "train_frozen_stats":
-        for m in model.modules():
-            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats:
-                frozen.append((m, "track_running_stats", True))
+    training = mode != "eval"
+    with contextlib.ExitStack() as stack:
+        if model.training != training:  # a model in training keeps what its user froze
+            stack.enter_context(kept_modes(model))
+            model.train(training)
+        if training:
+            stack.enter_context(preserved(device_of(model)))
+        if mode == "train_frozen_stats":
+            stack.enter_context(frozen_buffers(model))
+        yield
+
+
+@contextlib.contextmanager
+def frozen_buffers(model: nn.Module) -> Iterator[None]:
+    """Leaves every buffer as it was: running statistics, power iterations, counters."""
+    norms: list[nn.modules.batchnorm._BatchNorm] = []
+    saved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    for m in model.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            if m.track_running_stats and m.training:  # told not to track, it has nothing to put back: no copies
+                norms.append(m)
                 m.track_running_stats = False
-            elif isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats:
-                frozen.append((m, "momentum", m.momentum))
-                m.momentum = 0.0
+        else:
+            saved += [(m, name, b, b.clone()) for name, b in m._buffers.items() if b is not None]
     try:
-        with preserved(device_of(model)) if mode != "eval" else contextlib.nullcontext():
-            yield
+        yield
     finally:
-        for m, name, value in frozen:
-            setattr(m, name, value)
-        for m, training in was_training:
-            m.training = training
+        for norm in norms:
+            norm.track_running_stats = True
+        with torch.no_grad():
+            for m, name, buffer, value in saved:
+                buffer.copy_(value)
+                m._buffers[name] = buffer
 
 
 @contextlib.contextmanager
@@ -236,9 +256,10 @@ def consistent_dropout(model: nn.Module, generator: torch.Generator) -> Iterator
 
     handles = [layer.register_forward_hook(drop) for layer in layers]
     try:
-        for layer in layers:
-            layer.eval()  # so that its own dropout does nothing; `scoring` puts the mode back
-        yield
+        with kept_modes(model):
+            for layer in layers:
+                layer.eval()  # so that its own dropout does nothing
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -57,14 +57,3 @@ def share_over_time(ids: np.ndarray, flags: np.ndarray, *, keep: int, steps: Seq
     """The share of flagged picks since the step before, at each of these steps."""
     ends = [0, *steps]
     return [share(ids[a * keep : b * keep], flags) for a, b in itertools.pairwise(ends)]
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """The rank correlation of two sets of scores; equal values share their mean rank."""
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]

@@ -7,6 +7,7 @@ whole, and `force` replaces an older file only when the new one is. docs/formats
 import contextlib
 import io
 import json
+import math
 import os
 import platform
 import zlib
@@ -18,11 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from goldiprox._version import __version__
 from goldiprox.errors import (
-    ConfigError,
     CorruptFile,
     MissingFile,
     OutputExists,
@@ -81,6 +82,8 @@ def check_output(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """The path, if it can be written; else an error, before any work is spent on it."""
     path = Path(path)
     partial = partial_path(path)
+    if len(partial.name) > 250:
+        raise OutputNotWritable(f"the name {path.name[:40]}... is too long for a file; choose a shorter --out")
     if path.is_dir():
         raise OutputExists(f"{path} is a folder; give the name of a file, such as {path / 'out.arrow'}")
     if not force and path.exists():
@@ -196,7 +199,11 @@ class TableWriter:
 
     def abandon(self) -> None:
         """Stops without the end mark: what was appended stays readable under the partial name."""
+        if self._file.closed:
+            return
         self._file.close()
+        if self.num_rows == 0:
+            partial_path(self.path).unlink(missing_ok=True)
 
 
 class Table:
@@ -321,12 +328,18 @@ def _read_batches(
 
 
 def write_json(path: Path, value: object) -> None:
-    """A JSON file, written atomically."""
-    try:
-        text = json.dumps(value, indent=2, sort_keys=False, allow_nan=False)
-    except ValueError as e:
-        raise ConfigError(f"{path.name} cannot be written: {e}") from e
-    write_atomically(path, (text + "\n").encode())
+    """A JSON file, written atomically; what is not finite becomes null, which JSON has."""
+    write_atomically(path, (json.dumps(_finite(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
 
 
 def save_weights(model: torch.nn.Module, path: Path) -> None:
@@ -335,7 +348,11 @@ def save_weights(model: torch.nn.Module, path: Path) -> None:
     with _writing(path):
         partial.touch()
         mode = partial.stat().st_mode
-        save_model(model, str(partial))
+        try:
+            save_model(model, str(partial))
+        except SafetensorError as e:
+            partial.unlink(missing_ok=True)
+            raise OutputNotWritable(f"writing {path} failed: {e}") from e
         partial.chmod(mode)  # safetensors makes files that nobody else can read
     _publish(partial, path)
 
@@ -344,12 +361,14 @@ class JsonLines:
     """Writes one JSON object a line, each handed to the system before the call returns; a context manager."""
 
     def __init__(self, path: Path):
+        self.path = path
         with _writing(path):
             self._file = path.open("w", encoding="utf-8")
 
     def __call__(self, record: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with _writing(self.path):
+            self._file.write(json.dumps(_finite(record)) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> "JsonLines":
         return self

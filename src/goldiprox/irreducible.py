@@ -24,7 +24,7 @@ from goldiprox.errors import (
     UnknownName,
     some,
 )
-from goldiprox.ledger import Cost
+from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import (
     Evaluate,
     Forward,
@@ -41,8 +41,8 @@ from goldiprox.loop import (
     outputs,
     rate_of,
 )
-from goldiprox.randomness import derive, shuffle
-from goldiprox.split import Split, holdout_split, k_fold
+from goldiprox.randomness import derive, seeded, shuffle
+from goldiprox.split import Split, check_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
 KIND = "irreducible"
@@ -81,6 +81,8 @@ class IrreducibleLosses:
 
     def __getitem__(self, ids: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """The losses of these ids, on the device of the ids."""
+        if len(ids) and int(ids.max()) >= len(self):
+            self.require(ids.cpu().numpy())
         if ids.device not in self._on:
             self._on[ids.device] = self.values.to(ids.device)
         return self._on[ids.device][ids]
@@ -137,11 +139,11 @@ class IrreducibleLosses:
         order = np.arange(len(unwrap(data))) if ids is None else np.asarray(ids)
         values = torch.full((len(unwrap(data)),), torch.nan)
         chunks = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        for batch in iterate(data, chunks, device=device, num_workers=num_workers):
-            with torch.no_grad():
+        with torch.no_grad(), seeded(derive("scoring", 0), device):
+            for batch in iterate(data, chunks, device=device, num_workers=num_workers):
                 losses = loss(batch)
-            check_losses(losses, batch.num_examples)
-            _fill(values, batch.ids, losses)
+                check_losses(losses, batch.num_examples)
+                _fill(values, batch.ids, losses)
         return cls(values, data=describe(data), config={"from": getattr(loss, "__name__", type(loss).__name__)})
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -220,18 +222,24 @@ class HoldoutConfig:
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
             raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
+        if min(self.max_epochs, self.patience, self.batch_size) < 1:
+            raise ConfigError(
+                f"max_epochs={self.max_epochs}, patience={self.patience}, batch_size={self.batch_size}: "
+                f"all must be at least 1"
+            )
         if not 0 < self.inner < 1:
             raise ConfigError(f"an inner share of {self.inner} of the holdout is not between 0 and 1")
 
 
 @dataclass
 class HoldoutReport:
-    """How the training of a holdout model went: the epoch taken, its figures, the bill."""
+    """How the training of a holdout model went: the epoch taken, its figures, the bill, FLOPs per example."""
 
     epoch: int
     epochs: int
     figures: dict[str, float]
     cost: Cost
+    rate: Rate | None
 
 
 def train_holdout_model(
@@ -261,6 +269,7 @@ def train_holdout_model(
         num_workers: Loading processes, for data that is not resident.
         on_step: Called after every step.
     """
+    ids = check_ids(ids, what="the holdout", length=len(unwrap(data)))
     labels = labels_of(data)
     inner = holdout_split(len(ids), None if labels is None else labels[ids], holdout=config.inner, seed=seed)
     learn, judge = torch.as_tensor(ids[inner.train]), ids[inner.holdout]
@@ -272,8 +281,9 @@ def train_holdout_model(
         raise ConfigError(f"a holdout of {len(ids)} examples is too small to choose a checkpoint on; enlarge it")
     device = device_of(il_model)
     batch_size = min(config.batch_size, len(learn))
-    example = next(iterate(data, [learn[:2]], device=device))
-    check_model(il_model, example, loss=loss, forward=forward, role="holdout model")
+    with seeded(derive("example", seed), device):
+        example = next(iterate(data, [learn[:2]], device=device))
+    check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
     best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=forward, num_workers=num_workers))
 
     def batches() -> Iterator[Batch]:
@@ -285,6 +295,7 @@ def train_holdout_model(
             batch_ids = order[: len(order) // batch_size * batch_size].view(-1, batch_size)
             yield from iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
 
+    rate = rate_of(il_model, example, loss=loss, forward=forward)
     history = fit(
         il_model,
         batches(),
@@ -295,14 +306,14 @@ def train_holdout_model(
         seed=derive("holdout model", seed),
         evaluate=best,
         eval_every=len(learn) // batch_size,
-        rate=rate_of(il_model, example, loss=loss, forward=forward),
+        rate=rate,
         on_step=on_step,
     )
     epoch, figures = best.restore(il_model)
     # Choosing the checkpoint is part of making it, not a courtesy to the user: it belongs on the bill.
     history.cost.seconds += history.cost.evaluation_seconds
     history.cost.evaluation_seconds = 0.0
-    return HoldoutReport(epoch, best.epoch, figures, history.cost)
+    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate)
 
 
 class _BestCheckpoint:
@@ -331,8 +342,7 @@ class _BestCheckpoint:
         return self.best is not None and self.epoch - self.best[1] >= self.config.patience
 
     def restore(self, model: nn.Module) -> tuple[int, dict[str, float]]:
-        if self.best is None:
-            raise ConfigError("the holdout model was never evaluated; max_epochs must be at least 1")
+        assert self.best is not None, "fit evaluates at its end"
         if self.config.checkpoint == "last":
             return self.epoch, self.latest
         _, epoch, figures, state = self.best
@@ -417,15 +427,11 @@ def irreducible_losses(
             num_workers=num_workers,
             on_step=on_step,
         )
-        example = next(iterate(data, [target[:2]], device=device_of(model)))
-        with total.timed():
+        total.merge(report.cost)
+        with total.timed(), seeded(derive("scoring", seed), device_of(model)):
             losses = score(model, data, target, loss=loss, forward=forward, num_workers=num_workers)
-        total.add(rate_of(model, example, loss=loss, forward=forward), scored=len(target))
+        total.add(report.rate, scored=len(target))
         _fill(values, torch.as_tensor(target), losses)
-        total.examples_trained += report.cost.examples_trained
-        total.seconds += report.cost.seconds
-        if total.flops is not None and report.cost.flops is not None:
-            total.flops += report.cost.flops
         models.append(model)
         reports.append(report)
     described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}

@@ -37,6 +37,14 @@ class Cost:
         else:
             self.flops += scored * rate.forward + trained * rate.training
 
+    def merge(self, other: "Cost") -> None:
+        """Adds another bill to this one."""
+        self.examples_scored += other.examples_scored
+        self.examples_trained += other.examples_trained
+        self.flops = None if self.flops is None or other.flops is None else self.flops + other.flops
+        self.seconds += other.seconds
+        self.evaluation_seconds += other.evaluation_seconds
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         start = time.perf_counter()
@@ -72,9 +80,6 @@ class Ledger:
     """The bills of all stages of a run, by name."""
 
     stages: dict[str, Cost] = field(default_factory=dict)
-
-    def stage(self, name: str) -> Cost:
-        return self.stages.setdefault(name, Cost())
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         return {name: asdict(cost) for name, cost in self.stages.items()}

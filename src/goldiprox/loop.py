@@ -1,18 +1,19 @@
 """The one training loop, the one evaluation, and what they share with scoring."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from goldiprox.data import Batch, iterate, unwrap
-from goldiprox.errors import ConfigError, ModelMismatch, NonFiniteError, some
+from goldiprox.data import Batch, TensorData, iterate, labels_of, unwrap
+from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, NonFiniteError, UnknownName, some
 from goldiprox.ledger import Cost, Rate, measure_rate
 from goldiprox.randomness import derive, preserved, seeded
 
@@ -20,6 +21,7 @@ PerExampleLoss: TypeAlias = Callable[[Any, Any], Tensor]
 """(output, targets) -> one loss per example."""
 Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 """(model, inputs) -> output."""
+Schedule = Literal["constant", "cosine"]
 Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
 OnRecord: TypeAlias = Callable[[dict[str, Any]], None]
 OnStep: TypeAlias = Callable[[int, Mapping[str, Any]], None]
@@ -38,13 +40,15 @@ class TrainingConfig:
 
     lr: float = 1e-3
     weight_decay: float = 0.01
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Schedule = "constant"
 
     def __post_init__(self):
-        if self.schedule not in ("constant", "cosine"):
-            raise ConfigError(f"schedule {self.schedule!r} is neither 'constant' nor 'cosine'")
-        if not self.lr > 0:
+        if self.schedule not in get_args(Schedule):
+            raise UnknownName("schedule", self.schedule, get_args(Schedule))
+        if not 0 < self.lr < math.inf:
             raise ConfigError(f"a learning rate of {self.lr} does not train; give a positive one")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"a weight decay of {self.weight_decay} is not zero or more")
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         parameters = list(model.parameters())
@@ -74,14 +78,41 @@ class History:
         return self.evaluations[-1] if self.evaluations else {}
 
 
+_NO_LABEL = torch.iinfo(torch.int64).min
+"""No label is to be ignored: not -100 either, which torch passes over in silence."""
+
+
 def cross_entropy(output: Float[Tensor, "n c"], y: Tensor) -> Float[Tensor, " n"]:
     """The default per-example loss, for classification."""
-    return nn.functional.cross_entropy(output, y, reduction="none")
+    try:
+        return nn.functional.cross_entropy(output, y, reduction="none", ignore_index=_NO_LABEL)
+    except IndexError as e:
+        bad = y[(y < 0) | (y >= output.shape[1])].tolist()
+        raise DataError(f"labels {some(bad)} are outside the model's {output.shape[1]} classes; correct them") from e
 
 
 def call(model: nn.Module, x: Any) -> Any:
     """The default forward pass."""
     return model(x)
+
+
+@contextlib.contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Puts every module's training mode back, also of those the user froze."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the code inside."""
+    with kept_modes(model):
+        model.eval()
+        yield
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -95,29 +126,50 @@ def check_model(
     *,
     loss: PerExampleLoss = cross_entropy,
     forward: Forward = call,
-    num_classes: int | None = None,
+    data: Any = None,
     role: str = "model",
 ) -> None:
-    """Tries a model on a few examples, and says what does not fit before any training is spent on it."""
-    was_training = model.training
-    with preserved(device_of(model)), torch.no_grad():
-        model.eval()
+    """Tries a model on a few examples, and says what does not fit before any training is spent on it.
+
+    Args:
+        model: Is left as it was.
+        batch: A few examples.
+        loss: One loss per example.
+        forward: How the model is called.
+        data: The data set they come from; its labels, where it has them at hand, must fit the model's outputs.
+        role: What to call the model in a message.
+    """
+    with preserved(device_of(model)), evaluating(model), torch.no_grad():
         try:
             output = forward(model, batch.x)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise ModelMismatch(f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}") from e
-        finally:
-            model.train(was_training)
         if loss is cross_entropy:
-            _check_logits(output, batch, num_classes, role)
+            _check_logits(output, batch, _num_classes(data), role)
         try:
             values = loss(output, batch.y)
+        except GoldiproxError:
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise ModelMismatch(
                 f"the loss cannot be taken of the {role}'s output ({_shapes(output)}) and the targets "
                 f"({_shapes(batch.y)}): {_first_line(e)}"
             ) from e
     check_losses(values, batch.num_examples)
+
+
+def _num_classes(data: Any) -> int | None:
+    """How many classes the labels of a data set need, where they are at hand."""
+    data = unwrap(data)
+    if isinstance(data, TensorData):
+        return data.num_classes
+    labels = None if data is None else labels_of(data)
+    if labels is None or not len(labels):
+        return None
+    if labels.min() < 0:
+        bad = (labels < 0).nonzero()[0].tolist()
+        raise DataError(f"the labels of ids {some(bad)} are negative; classes are counted from 0")
+    return int(labels.max()) + 1
 
 
 def check_losses(values: Any, num_examples: int) -> None:
@@ -175,7 +227,7 @@ def fit(
     evaluate: Evaluate | None = None,
     eval_every: int | None = None,
     rate: Rate | None = None,
-    scored_per_step: int = 0,
+    num_scored: Callable[[], int] = lambda: 0,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
 ) -> History:
@@ -196,7 +248,7 @@ def fit(
         evaluate: Gives figures for the model as it is.
         eval_every: Steps between evaluations; the last step is always evaluated.
         rate: The model's FLOPs per example, for the bill.
-        scored_per_step: Candidates that `batches` scores with this model per step, for the bill.
+        num_scored: How many examples `batches` has scored with this model so far, for the bill.
         on_record: Gets every evaluation.
         on_step: Called after every step.
     """
@@ -213,7 +265,8 @@ def fit(
         if evaluate is None or (history.evaluations and history.evaluations[-1]["step"] == history.steps):
             return
         start = time.perf_counter()
-        figures = dict(evaluate(model))
+        with preserved(device), kept_modes(model):  # whatever it does, training goes on as if it had not
+            figures = dict(evaluate(model))
         history.cost.evaluation_seconds += time.perf_counter() - start
         latest = {
             "step": history.steps,
@@ -226,7 +279,8 @@ def fit(
         if on_record:
             on_record(latest)
 
-    model.train()
+    if not model.training:
+        model.train()
     with seeded(derive("training", seed), device):
         remaining = iter(batches)
         while True:
@@ -234,20 +288,21 @@ def fit(
                 batch = next(remaining, None)
                 if batch is None:
                     break
-                model.train()
                 losses = loss(forward(model, batch.x), batch.y)
+                watch(history.steps, batch.ids, losses)
                 opt.zero_grad(set_to_none=True)
                 losses.mean().backward()
                 opt.step()
                 if scheduler:
                     scheduler.step()
-                watch(history.steps, batch.ids, losses)
             history.steps += 1
-            history.cost.add(rate, scored=scored_per_step, trained=batch.num_examples)
+            scored = num_scored() - history.cost.examples_scored
+            history.cost.add(rate, scored=scored, trained=batch.num_examples)
             if eval_every and history.steps % eval_every == 0:
                 evaluate_now()
             if on_step:
-                on_step(history.steps, latest)
+                with preserved(device):
+                    on_step(history.steps, latest)
         watch.look()
         evaluate_now()
     return history
@@ -317,26 +372,17 @@ def outputs(
 ):
     """Each batch of these ids with the model's output in evaluation mode."""
     device = device_of(model)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         chunks = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
         for batch in iterate(data, chunks, device=device, num_workers=num_workers):
             with torch.no_grad():
                 output = forward(model, batch.x)
             yield batch, output
-    finally:
-        model.train(was_training)
 
 
 def rate_of(
     model: nn.Module, batch: Batch, *, loss: PerExampleLoss = cross_entropy, forward: Forward = call
 ) -> Rate | None:
     """A model's FLOPs per example, counted on a batch without changing the model or any generator."""
-    with preserved(device_of(model)):
-        was_training = model.training
-        model.eval()
-        try:
-            return measure_rate(model, forward, loss, batch)
-        finally:
-            model.train(was_training)
+    with preserved(device_of(model)), evaluating(model):
+        return measure_rate(model, forward, loss, batch)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from goldiprox.errors import ModelMismatch
 from goldiprox.randomness import derive, seeded
 from goldiprox.resolve import resolve
 
@@ -115,7 +116,15 @@ def build(
     """
     make = resolve("model", name, MODELS)
     with seeded(derive("initial weights", seed)):
-        return make(input_shape, num_classes, **options).to(device)
+        try:
+            model = make(input_shape, num_classes, **options)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise ModelMismatch(
+                f"model {name!r} cannot be made for inputs of shape {input_shape} and {num_classes} classes: {e}"
+            ) from e
+    if not isinstance(model, nn.Module):
+        raise ModelMismatch(f"model {name!r} gave a {type(model).__name__}, not an nn.Module")
+    return model.to(device)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,5 +1,6 @@
 """The whole experiment: holdout model, proxy, sequence, large model, and its baselines, in one folder."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,19 +14,21 @@ from goldiprox.acquisition import ACQUISITIONS, Acquisition, loss, uniform
 from goldiprox.analysis import share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
 from goldiprox.data import fingerprint, iterate, require_fingerprint
-from goldiprox.errors import ConfigError, FingerprintMismatch, OutputExists
+from goldiprox.errors import ConfigError, FingerprintMismatch, OutputExists, UnknownName
 from goldiprox.irreducible import HoldoutConfig, IrreducibleLosses, irreducible_losses
 from goldiprox.ledger import Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, TrainingConfig, check_model, evaluate_on
 from goldiprox.models import build, count_parameters
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.resolve import resolve
-from goldiprox.selection import Rule, make_rule
+from goldiprox.selection import Rule, Selector, make_rule
 from goldiprox.sequence import Sequence, statistics
 from goldiprox.training import Recording, record, replay
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 EVALUATIONS = 50
+OURS = ("*.arrow", "*.arrow.partial", "*.safetensors", "*.json", "metrics.jsonl", "accuracy.png", "corrupted.png")
+REPLACED = "replaced"
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def pick_device(name: Device) -> torch.device:
     if name == "auto":
         return torch.device(next(d for d, available in there.items() if available))
     if name not in there:
-        raise ConfigError(f"device {name!r} is none of auto, cuda, mps, cpu")
+        raise UnknownName("device", name, ["auto", *there])
     if not there[name]:
         raise ConfigError(f"device {name!r} is not available here; use --device auto")
     return torch.device(name)
@@ -112,6 +115,10 @@ class Stages:
         for name in ("keep", "candidates", "epochs"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
+        if not 0 <= config.dropout < 1:
+            raise ConfigError(f"--dropout {config.dropout} is not in [0, 1)")
+        if config.num_workers is not None and config.num_workers < 0:
+            raise ConfigError(f"--workers {config.num_workers}: give 0 or more")
         if config.keep > config.candidates:
             raise ConfigError(
                 f"cannot keep {config.keep} of {config.candidates} candidates; lower --keep or raise --candidates"
@@ -120,7 +127,9 @@ class Stages:
         data, split = self.prepared.data, self.prepared.split
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
-        self.data, self.test = data.to(self.device), self.prepared.test.to(self.device)
+        # Loading processes take from the host's memory.
+        self.data = data if config.num_workers is not None else data.to(self.device)
+        self.test = self.prepared.test.to(self.device)
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
         self.eval_every = max(1, self.steps // EVALUATIONS)
@@ -150,8 +159,15 @@ class Stages:
         options = {"dropout": self.config.dropout} if self.config.dropout and ":" not in name else {}
         num_classes = self.data.num_classes or 0
         model = build(name, self.data.input_shape, num_classes, seed=seed, device=self.device, **options)
-        check_model(model, self.example, num_classes=num_classes, role=role)
+        check_model(model, self.example, data=self.data, role=role)
         return model
+
+    def try_selection(self, proxy: nn.Module) -> None:
+        """One selection without a trace, so that a long run does not fail at its second stage."""
+        config, train = self.config, torch.as_tensor(self.prepared.split.train)
+        batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
+        nothing = IrreducibleLosses(torch.zeros(len(self.data)))
+        Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
 
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test)
@@ -277,8 +293,25 @@ def new_folder(out: str | None, name: str, *, force: bool = False) -> Path:
     if folder.is_file():
         raise OutputExists(f"{folder} is a file; give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace what is in it")
-    return check_folder(folder)
+        raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace the run in it")
+    check_folder(folder)
+    _set_aside(folder)
+    return folder
+
+
+def _set_aside(folder: Path) -> None:
+    """Moves the files of an older run out of the way; they go when the new run is complete, and not before."""
+    ours = [p for pattern in OURS for p in folder.glob(pattern)]
+    aside = folder / REPLACED
+    if not ours:
+        return
+    if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
+        for path in ours:
+            path.unlink()
+        return
+    aside.mkdir()
+    for path in ours:
+        path.replace(aside / path.name)
 
 
 def run(
@@ -293,24 +326,20 @@ def run(
     stages.check_candidates()
     if not config.num_folds:
         stages.prepared.split.require_holdout()
-    for name, role in (
-        (config.proxy, "proxy"),
-        (config.model, "model"),
-        (config.il_model or config.proxy, "holdout model"),
-    ):
-        stages.build(name, role, config.seed)
+    stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
+    stages.build(config.model, "model", config.seed)
+    stages.build(config.il_model or config.proxy, "holdout model", config.seed)
     folder = new_folder(out, Path(config.data.data.replace(":", "-")).name, force=force)
     write_json(folder / "config.json", {**asdict(config), "versions": versions()})
     with JsonLines(folder / "metrics.jsonl") as metrics:
-        result, curves = _run_stages(stages, folder, metrics, force=force)
-    write_json(folder / "curves.json", curves)
+        result, curves = _run_stages(stages, folder, metrics)
     write_json(folder / "result.json", result)
+    write_json(folder / "curves.json", curves)
+    shutil.rmtree(folder / REPLACED, ignore_errors=True)
     return result
 
 
-def _run_stages(
-    stages: Stages, folder: Path, metrics: JsonLines, *, force: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage in order: what is printed, and what is drawn."""
     config, truth, keep = stages.config, stages.prepared.truth, stages.config.keep
 
@@ -318,10 +347,10 @@ def _run_stages(
         return lambda record: metrics({"stage": stage, **record})
 
     table, il_models, il_summary = stages.irreducible()
-    table.save(folder / "irreducible.arrow", force=force)
+    table.save(folder / "irreducible.arrow")
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
-    selected, proxy = stages.select(table, folder / "sequence.arrow", force=force, on_record=logger("select"))
+    selected, proxy = stages.select(table, folder / "sequence.arrow", on_record=logger("select"))
     save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(folder / "sequence.arrow", data=stages.data)
     method = config.acquisition.rpartition(":")[2]

@@ -6,8 +6,10 @@ and after a resume, there is no state to save, and no global generator is involv
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -56,24 +58,34 @@ def shuffle(ids: Int[Tensor, " n"], key: int) -> Int[Tensor, " n"]:
 @contextlib.contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
     """Leaves torch's global generators as they were, whatever runs inside (dropout, initialisation)."""
-    cuda = device.type == "cuda"
+    backend = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
     state = torch.get_rng_state()
-    cuda_state = torch.cuda.get_rng_state(device) if cuda else None
+    device_state = backend.get_rng_state() if backend else None
     try:
         yield
     finally:
         torch.set_rng_state(state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state, device)
+        if backend and device_state is not None:
+            backend.set_rng_state(device_state)
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seeds torch's global generators for the code inside, then puts them back."""
+    """Seeds the global generators of torch, NumPy and Python for the code inside, then puts them back.
+
+    So a model's dropout and a data set's augmentation draw from our seed, and the user's own draws go on as if
+    nothing had happened.
+    """
     device = torch.device(device)
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with preserved(device):
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+        if device.type in ("cuda", "mps"):
+            (torch.cuda if device.type == "cuda" else torch.mps).manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)

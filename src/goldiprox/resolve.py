@@ -21,15 +21,15 @@ def resolve(what: str, name: str, known: Mapping[str, Any], hint: str = "") -> A
     if ":" not in name:
         raise UnknownName(what, name, known, hint or "Your own: package.module:callable.")
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise UnknownName(what, name, known, "Your own: package.module:callable.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
         if e.name and not module_name.startswith(e.name):
             raise  # the user's module exists and lacks something: their traceback says it best
         raise UnknownName(what, name, known, f"There is no module {module_name!r} here or on the Python path.") from e
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        raise UnknownName(
-            f"{what} in {module_name}", attribute, [n for n in dir(module) if not n.startswith("_")]
-        ) from None
+    there = {n: v for n, v in vars(module).items() if callable(v) and not n.startswith("_")}
+    if attribute not in there:
+        raise UnknownName(f"{what} in {module_name}", attribute, there)
+    return there[attribute]

@@ -1,7 +1,8 @@
 """Which candidates come up, and which of them are kept."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from goldiprox.data import Batch, as_batch
 from goldiprox.errors import ConfigError, NonFiniteError, UnknownName, some
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Forward, PerExampleLoss, call, cross_entropy, device_of
-from goldiprox.randomness import derive, shuffle, uniforms
+from goldiprox.randomness import derive, preserved, shuffle, uniforms
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, int, int], Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step."""
@@ -37,8 +38,8 @@ def gumbel_top_k(temperature: float = 1.0) -> Rule:
     Args:
         temperature: In units of the scores' standard deviation. 0 is `top_k`; large is uniform.
     """
-    if not temperature >= 0:
-        raise ConfigError(f"a temperature of {temperature} is negative; 0 is top_k, large is uniform")
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"a temperature of {temperature} is not zero or more; 0 is top_k, large is uniform")
 
     def rule(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:
         if temperature == 0:
@@ -100,6 +101,7 @@ class Selector:
 
     Attributes:
         step: How many batches were selected from. Save and restore it to continue a run.
+        num_scored: How many examples went through the model for that.
         chosen: Scores, losses and irreducible losses of the last choice, as far as they were computed.
     """
 
@@ -121,21 +123,28 @@ class Selector:
         self.rule = rule or top_k()
         self.loss, self.forward, self.seed = loss, forward, seed
         self.mode: ScoringMode = mode
-        self.step = 0
+        if mode not in get_args(ScoringMode):
+            raise UnknownName("scoring mode", mode, get_args(ScoringMode))
+        if not callable(acquisition):
+            raise ConfigError(
+                f"an acquisition is a function of candidates, such as gp.reducible_loss; got {acquisition!r}"
+            )
+        self.step = self.num_scored = 0
         self.chosen: dict[str, Tensor] = {}
 
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
         """The kept part of a batch from a loader over `WithIds`, on the model's device."""
         batch = as_batch(batch).to(device_of(model))
-        rows = self._choose(model, batch, self.mode)
+        rows, candidates = self._choose(model, batch, self.mode)
         self.step += 1
+        self.num_scored += candidates.num_scored
         return batch.take(rows)
 
     def check(self, model: nn.Module, batch: Batch) -> None:
         """Tries a selection without a trace, so that what cannot work is known before training."""
         self._choose(model, batch, "train_frozen_stats" if self.mode == "train" else self.mode)
 
-    def _choose(self, model: nn.Module, batch: Batch, mode: ScoringMode) -> Tensor:
+    def _choose(self, model: nn.Module, batch: Batch, mode: ScoringMode) -> tuple[Tensor, Candidates]:
         n = batch.num_examples
         if self.keep > n:
             raise ConfigError(
@@ -153,12 +162,13 @@ class Selector:
             seed=self.seed,
             step=self.step,
         )
-        scores = self.acquisition(candidates)
+        with preserved(device_of(model)):  # acquisitions and live holdout models are users' code
+            scores = self.acquisition(candidates)
         check_scores(scores, candidates)
         rows = self.rule(scores, batch.ids, self.keep, derive("selection rule", self.seed, self.step))
         known = {"score": scores} | {k: vars(candidates)[k] for k in ("loss", "irreducible") if k in vars(candidates)}
         self.chosen = {k: v[rows] for k, v in known.items()}
-        return rows
+        return rows, candidates
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
-from goldiprox.data import labels_of, require_fingerprint
-from goldiprox.errors import ConfigError, CorruptFile, some
+from goldiprox.data import require_fingerprint
+from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -62,7 +62,8 @@ class Sequence:
         self.rank, self.world_size = rank, world_size
         self.batch_size = self.keep // world_size
         self._first_rows = list(itertools.accumulate((len(b) for b in table.batches), initial=0))
-        self._next_step = 0
+        self._start = self._next_step = 0
+        self._checked: Any = None
 
     @classmethod
     def open(
@@ -83,12 +84,17 @@ class Sequence:
             world_size: How many they are.
             partial: Accept a file that was broken off, and replay its intact steps.
         """
-        table = Table.open(path, kind=KIND, partial=partial)
-        if data is not None:
-            require_fingerprint(data, table.header.data, str(path))
-        sequence = cls(table, rank=rank, world_size=world_size)
+        sequence = cls(Table.open(path, kind=KIND, partial=partial), rank=rank, world_size=world_size)
         sequence._check_ids()
+        if data is not None:
+            sequence.require(data)
         return sequence
+
+    def require(self, data: Any) -> None:
+        """Raises unless the sequence was made from this data."""
+        if data is not self._checked:
+            require_fingerprint(data, self.header.data, str(self._table.path))
+            self._checked = data
 
     def _check_ids(self) -> None:
         path, length = self._table.path, int(self.header.data["length"])
@@ -122,7 +128,7 @@ class Sequence:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
-        start, self._next_step = self._next_step, 0
+        start, self._start, self._next_step = self._start, 0, self._start
         for step in range(start, len(self)):
             self._next_step = (step + 1) % len(self)
             yield self[step].tolist()
@@ -140,7 +146,7 @@ class Sequence:
             raise ConfigError(f"cannot continue at step {step:,} of a sequence of {len(self):,} steps")
         if state.get("digest", self.digest) != self.digest:
             raise ConfigError("the saved position belongs to another sequence (its digest differs); open that one")
-        self._next_step = step % len(self) if len(self) else 0
+        self._start = self._next_step = step % len(self) if len(self) else 0
 
     @property
     def ids(self) -> np.ndarray:
@@ -160,6 +166,16 @@ class Sequence:
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
         return digest_of(*(b.column("id").to_numpy() for b in self._table.batches))
+
+
+def check_columns(columns: Iterable[str], values: Mapping[str, Tensor]) -> None:
+    """Raises where a column is to be recorded that is not computed."""
+    missing = sorted(set(columns) - set(values))
+    if missing:
+        raise ConfigError(
+            f"the acquisition computes no {', '.join(map(repr, missing))}, so that cannot be recorded; "
+            f"leave the column out"
+        )
 
 
 class SequenceWriter:
@@ -197,11 +213,11 @@ class SequenceWriter:
         header = Header(
             kind=KIND,
             data=dict(data),
-            config={"keep": keep, **(config or {})},
+            config={**(config or {}), "keep": keep},
             parents=dict(parents or {}),
             columns={"id": id_type(int(data["length"])), **dict.fromkeys(columns, "float32")},
         )
-        self.keep, self.steps = keep, 0
+        self.keep, self.steps, self._length = keep, 0, int(data["length"])
         self._flush_steps = max(1, flush_rows // keep)
         self._kept: dict[str, list[np.ndarray]] = {name: [] for name in header.columns}
         self._table = TableWriter(Path(path), header, force=force)
@@ -215,12 +231,9 @@ class SequenceWriter:
         row = ids.cpu().numpy()
         if len(row) != self.keep:
             raise ConfigError(f"step {self.steps} has {len(row)} ids; every step of a sequence has {self.keep}")
+        check_columns(self._kept.keys() - {"id"}, values or {})
         self._kept["id"].append(row)
         for name in self._kept.keys() - {"id"}:
-            if name not in (values or {}):
-                raise ConfigError(
-                    f"the acquisition computes no {name!r}, so it cannot be recorded; leave that column out"
-                )
             self._kept[name].append((values or {})[name].detach().float().cpu().numpy())
         self.steps += 1
         if len(self._kept["id"]) >= self._flush_steps:
@@ -230,6 +243,9 @@ class SequenceWriter:
         if not self._kept["id"]:
             return
         columns = {name: np.concatenate(parts) for name, parts in self._kept.items()}
+        bad = columns["id"][(columns["id"] < 0) | (columns["id"] >= self._length)]
+        if len(bad):
+            raise DataError(f"ids {some(bad.tolist())} are outside the data set of {self._length:,} examples")
         self._table.append(columns)
         for parts in self._kept.values():
             parts.clear()
@@ -238,10 +254,11 @@ class SequenceWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.flush()
-        if kind is None:
-            self._table.close()
-        else:
+        try:
+            self.flush()
+            if kind is None:
+                self._table.close()
+        finally:
             self._table.abandon()
 
 
@@ -254,7 +271,6 @@ class Statistics:
         coverage: Their share of the training side (of the data set, where that is not known).
         most_repeated: How often the most frequent example occurs.
         mean_repeats: Occurrences per distinct example.
-        class_shares: Share of each class among the picks, where labels are at hand.
     """
 
     steps: int
@@ -263,17 +279,14 @@ class Statistics:
     coverage: float
     most_repeated: int
     mean_repeats: float
-    class_shares: list[float] | None = None
 
 
-def statistics(sequence: Sequence, data: Any = None) -> Statistics:
+def statistics(sequence: Sequence) -> Statistics:
     """Coverage and repetition in one pass."""
     length = int(sequence.header.data["length"])
     ids = sequence.ids
     counts = np.bincount(ids, minlength=length)
     seen = int((counts > 0).sum())
-    labels = None if data is None else labels_of(data)
-    shares = None if labels is None else (np.bincount(labels[ids]) / max(len(ids), 1)).tolist()
     pool = int(sequence.header.config.get("num_train", length))
     return Statistics(
         steps=len(sequence),
@@ -282,12 +295,14 @@ def statistics(sequence: Sequence, data: Any = None) -> Statistics:
         coverage=seen / pool,
         most_repeated=int(counts.max(initial=0)),
         mean_repeats=len(ids) / max(seen, 1),
-        class_shares=shares,
     )
 
 
 def verify(sequence: Sequence) -> None:
-    """What opening does not check: that no step repeats an example."""
+    """What opening does not check: that all steps are there, and that none repeats an example."""
+    promised = sequence.header.config.get("steps")
+    if isinstance(promised, int) and promised != len(sequence):
+        raise CorruptFile(f"the header promises {promised:,} steps, the file holds {len(sequence):,}")
     ids = np.sort(sequence.ids.reshape(-1, sequence.keep), axis=1)
     repeated = (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]
     if len(repeated):

@@ -4,9 +4,24 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from goldiprox.errors import ConfigError, some
 from goldiprox.randomness import derive
+
+
+def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np.ndarray:
+    """Ids as integers, or an error where they are not distinct positions in a data set of this length."""
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
+        raise ConfigError(f"{what} must list ids (positions), not {ids.dtype} of shape {ids.shape}")
+    ids = ids.astype(np.int64)
+    if len(np.unique(ids)) != len(ids):
+        raise ConfigError(f"{what} lists some ids twice")
+    bad = ids[(ids < 0) | (ids >= (np.iinfo(np.int64).max if length is None else length))]
+    if len(bad):
+        raise ConfigError(f"{what} lists ids {some(bad.tolist())}, which are not in the data set of {length} examples")
+    return ids
 
 
 @dataclass(frozen=True)
@@ -18,10 +33,7 @@ class Split:
 
     def __post_init__(self):
         for name in ("train", "holdout"):
-            ids = np.asarray(getattr(self, name), np.int64)
-            if len(np.unique(ids)) != len(ids):
-                raise ConfigError(f"the {name} side lists some ids twice")
-            object.__setattr__(self, name, np.sort(ids))
+            object.__setattr__(self, name, np.sort(check_ids(getattr(self, name), what=f"the {name} side")))
         both = np.intersect1d(self.train, self.holdout)
         if len(both):
             raise ConfigError(
@@ -64,6 +76,7 @@ def k_fold(ids: np.ndarray, labels: np.ndarray | None = None, *, num_folds: int,
         num_folds: How many.
         seed: Of the shuffle.
     """
+    ids = np.asarray(ids)
     if not 2 <= num_folds <= len(ids):
         raise ConfigError(f"{num_folds} folds of {len(ids):,} examples: give 2 or more, and no more than examples")
     rng = np.random.default_rng(derive("folds", seed))
@@ -74,4 +87,4 @@ def k_fold(ids: np.ndarray, labels: np.ndarray | None = None, *, num_folds: int,
 def _by_class(length: int, labels: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
     """A random order, class after class, so that evenly spaced positions are a stratified draw."""
     order = rng.permutation(length)
-    return order if labels is None else order[np.argsort(labels[order], kind="stable")]
+    return order if labels is None else order[np.argsort(np.asarray(labels)[order], kind="stable")]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import Acquisition, ScoringMode, irreducible_loss, reducible_loss, uniform
+from goldiprox.acquisition import Acquisition, ScoringMode, reducible_loss, uniform
 from goldiprox.artifacts import check_output
-from goldiprox.data import Batch, TensorData, iterate, require_fingerprint, unwrap
+from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.errors import ConfigError
 from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import (
@@ -30,8 +30,10 @@ from goldiprox.loop import (
     fit,
     rate_of,
 )
+from goldiprox.randomness import derive, seeded
 from goldiprox.selection import CandidateSampler, Rule, Selector
-from goldiprox.sequence import Sequence, SequenceWriter, digest_of
+from goldiprox.sequence import Sequence, SequenceWriter, check_columns, digest_of
+from goldiprox.split import check_ids
 
 
 @dataclass
@@ -125,10 +127,12 @@ def record(
     )
     if out is not None:
         check_output(out, force=force)
-    example = next(iterate(data, sampler.batches(), device=device))
-    check_model(proxy, example, loss=loss, forward=forward, num_classes=_num_classes(data), role="proxy")
-    select.check(proxy, example)
-    few = example.take(torch.arange(min(2, candidates)))
+    with seeded(derive("example", seed), device):
+        example = next(iterate(data, sampler.batches(), device=device))
+        check_model(proxy, example, loss=loss, forward=forward, data=data, role="proxy")
+        select.check(proxy, example)
+        check_columns(columns, select.chosen)
+        rate = rate_of(proxy, example.take(torch.arange(min(2, candidates))), loss=loss, forward=forward)
     recorded: list[Tensor] = []
 
     def selected(writer: SequenceWriter | None) -> Iterator[Batch]:
@@ -151,8 +155,8 @@ def record(
             seed=seed,
             evaluate=evaluate,
             eval_every=eval_every,
-            rate=rate_of(proxy, few, loss=loss, forward=forward),
-            scored_per_step=0 if acquisition in (uniform, irreducible_loss) else candidates,
+            rate=rate,
+            num_scored=lambda: select.num_scored,
             on_record=on_record,
             on_step=on_step,
         )
@@ -194,8 +198,8 @@ def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: n
         require_fingerprint(data, table.data, "the irreducible table")
     if ids is None:
         return table.ids if table is not None else np.arange(len(unwrap(data)))
-    ids = np.asarray(ids, np.int64)
-    if table is not None:
+    ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
+    if table is not None and acquisition is not uniform:
         table.require(ids)
     return ids
 
@@ -204,11 +208,6 @@ def _num_steps(steps: int | None, epochs: int | None, num_train: int, candidates
     if (steps is None) == (epochs is None):
         raise ConfigError("say how long to select: give either steps or epochs")
     return steps if steps is not None else (epochs or 0) * (num_train // candidates)
-
-
-def _num_classes(data: Any) -> int | None:
-    data = unwrap(data)
-    return data.num_classes if isinstance(data, TensorData) else None
 
 
 def replay(
@@ -249,12 +248,16 @@ def replay(
     """
     if not len(sequence):
         raise ConfigError("the sequence has no steps")
+    sequence.require(data)
     device = device_of(model)
-    example = next(iterate(data, [sequence[0][:2]], device=device))
-    check_model(model, example, loss=loss, forward=forward, num_classes=_num_classes(data))
+    with seeded(derive("example", seed), device):
+        example = next(iterate(data, [sequence[0][:2]], device=device))
+        check_model(model, example, loss=loss, forward=forward, data=data)
+    # By step, not by iterating: a sequence that was peeked at or stopped in the middle starts at its beginning.
+    batch_ids = (sequence[step] for step in range(len(sequence)))
     return fit(
         model,
-        iterate(data, sequence, device=device, num_workers=num_workers, seed=seed),
+        iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed),
         steps=len(sequence),
         config=config,
         optimizer=optimizer,

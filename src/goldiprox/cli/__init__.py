@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.markup import escape
 
 from goldiprox._version import __version__
 from goldiprox.cli import files, run, stages
-from goldiprox.cli.console import err
+from goldiprox.cli.console import failure
 from goldiprox.errors import ConfigError, GoldiproxError, UnknownName
 
 app = typer.Typer(
@@ -48,5 +47,5 @@ def main() -> None:
     try:
         app()
     except GoldiproxError as e:
-        err.print(f"[bold red]error:[/bold red] {escape(str(e))}")
+        failure(str(e))
         sys.exit(2 if isinstance(e, ConfigError | UnknownName) else 1)

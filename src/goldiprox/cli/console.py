@@ -15,11 +15,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from goldiprox.loop import OnStep
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Without markup: names of files and messages may hold brackets.
+out = Console(highlight=False, soft_wrap=True, markup=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 class Bars:
@@ -52,24 +54,32 @@ def print_json(value: Any) -> None:
 
 def facts(title: str, rows: list[list[str]]) -> Table:
     """Names and values, without a head."""
-    made = Table(title=title, title_justify="left", show_header=False)
+    made = Table(title=Text(title), title_justify="left", show_header=False)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 
 def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
     """Figures in columns."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=Text(title), title_justify="left")
     for number, header in enumerate(headers):
         made.add_column(header, justify="left" if number == 0 else "right")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 
 def next_command(command: str) -> None:
-    out.print(f"\nNext: [bold]{command}[/bold]")
+    out.print(Text.assemble("\nNext: ", (command, "bold")))
+
+
+def failure(message: str, label: str = "error:") -> None:
+    err.print(Text.assemble((label, "bold red"), " ", message))
+
+
+def success(message: str) -> None:
+    out.print(Text.assemble(("ok", "green"), "   ", message))
 
 
 def percent(share: float) -> str:

@@ -4,13 +4,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
-from rich.markup import escape
 
 from goldiprox import sequence as sequences
 from goldiprox.artifacts import read_header
 from goldiprox.cli import options as o
-from goldiprox.cli.console import err, facts, next_command, out, print_json
+from goldiprox.cli.console import facts, failure, next_command, out, print_json, success
 from goldiprox.data import fingerprint, load, sources
 from goldiprox.data.fingerprint import short
 from goldiprox.errors import CorruptFile, GoldiproxError
@@ -41,14 +41,13 @@ def inspect(
     figures: dict[str, Any] = {"path": str(file), "kind": header.kind, "digest": opened.digest}
     if isinstance(opened, Sequence):
         figures |= {"complete": opened.complete, **asdict(sequences.statistics(opened))}
-        del figures["class_shares"]
     else:
-        losses = opened.values[opened.ids]
-        quantiles = losses.quantile(losses.new_tensor([0, 0.5, 0.9, 1])).tolist()
+        losses = opened.values.numpy()[opened.ids]
+        quantiles = np.quantile(losses, [0, 0.5, 0.9, 1]).tolist() if len(losses) else [0.0] * 4
         names = ("lowest", "median", "90% below", "highest")
         figures |= {
             "examples": len(losses),
-            "mean": losses.mean().item(),
+            "mean": float(losses.mean()) if len(losses) else 0.0,
             **dict(zip(names, quantiles, strict=True)),
         }
     if json:
@@ -103,9 +102,9 @@ def verify(
         )
     for path in [] if json else file:
         if str(path) in problems:
-            err.print("[bold red]bad[/bold red]  " + escape(problems[str(path)]))
+            failure(problems[str(path)], label="bad")
         else:
-            out.print(f"[green]ok[/green]   {path}  {short(opened[str(path)].digest)}")
+            success(f"{path}  {short(opened[str(path)].digest)}")
     if problems:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,11 +37,13 @@ PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or 
 MODEL: list[Flag] = [
     ("model", str, "mlp512", "The large model that trains on the sequence; or package.module:callable.")
 ]
-TRAINING: list[Flag] = [
+OPTIMISER: list[Flag] = [
     ("lr", float, 1e-3, "Learning rate."),
     ("weight_decay", float, 0.01, "Weight decay."),
-    ("schedule", str, "constant", "Of the learning rate: constant or cosine."),
     ("dropout", float, 0.0, "Of built-in models."),
+]
+SCHEDULE: list[Flag] = [
+    ("schedule", str, "constant", "Of proxy's and model's learning rate: constant, or cosine (decayed to zero)."),
 ]
 SELECTION: list[Flag] = [
     ("acquisition", str, "reducible_loss", "What scores candidates; or package.module:callable."),
@@ -60,7 +63,7 @@ PANELS = {
     "Data": DATA,
     "Holdout model": HOLDOUT_MODEL,
     "Models": PROXY + MODEL,
-    "Training": TRAINING,
+    "Training": OPTIMISER + SCHEDULE,
     "Selection": SELECTION,
     "Machine": MACHINE,
 }
@@ -120,7 +123,7 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
 
     return RunConfig(
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
-        holdout=HoldoutConfig(**take("checkpoint")),
+        holdout=HoldoutConfig(training=TrainingConfig(**take("lr", "weight_decay")), **take("checkpoint")),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),
         **take(
@@ -140,4 +143,4 @@ def data_flags(config: RunConfig) -> str:
     """The data flags as the next command needs them: those that differ from its defaults."""
     default = DataConfig()
     changed = {k: v for k, v in vars(config.data).items() if v != getattr(default, k)}
-    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in changed.items())
+    return "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in changed.items())

@@ -1,15 +1,17 @@
 """`goldiprox run`: everything, on embedded data by default."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from goldiprox import pipeline
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, table, times
+from goldiprox.data.sources import SOURCES
 from goldiprox.errors import MissingExtra
 
 
-@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.TRAINING, o.MACHINE, noise=0.1)
+@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=0.1)
 def run(
     config: pipeline.RunConfig,
     out_folder: o.OutFolder = None,
@@ -37,7 +39,7 @@ def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
     method = next(name for name in result["results"])
     rows = [
         [
-            f"{name} (the sequence)" if name == method else name,
+            f"the sequence ({name})" if name == method else name,
             percent(figures["accuracy"]),
             percent(figures["best_accuracy"]),
             percent(corrupted[name]),
@@ -55,12 +57,18 @@ def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
     else:
-        out.print(
-            f"To uniform's final accuracy: {times(speedup['steps'])} fewer steps. With holdout model and proxy on the "
-            f"bill: {times(speedup['flops'])} fewer FLOPs, {times(speedup['seconds'])} less time. For whoever is given "
-            f"the sequence: {times(speedup['replay']['flops'])} and {times(speedup['replay']['seconds'])}."
-        )
+        replay = speedup["replay"]
+        rows = [
+            ["for whoever is given the sequence", *map(times, (speedup["steps"], replay["flops"], replay["seconds"]))],
+            [
+                "holdout model and proxy on the bill",
+                *map(times, (speedup["steps"], speedup["flops"], speedup["seconds"])),
+            ],
+        ]
+        title = "Reaching uniform's final accuracy: uniform's cost divided by the sequence's"
+        out.print(table(title, ["", "steps", "FLOPs", "seconds"], rows))
     out.print(f"One seed ({result['seed']}), {result['device']}. Files and figures: {result['out']}")
     for path in result["figures"]:
         out.print(f"  {path}")
-    next_command(f"goldiprox train --sequence {result['sequence']['path']} --model small_cnn{o.data_flags(config)}")
+    other = "--model small_cnn" if config.data.data in SOURCES else f"--model {config.model} --seed {config.seed + 1}"
+    next_command(f"goldiprox train --sequence {quote(result['sequence']['path'])} {other}{o.data_flags(config)}")

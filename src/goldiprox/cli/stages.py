@@ -1,6 +1,7 @@
 """`goldiprox irreducible`, `select` and `train`: the stages one by one."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from goldiprox.pipeline import Progress, RunConfig, Silent, Stages, new_folder
 from goldiprox.sequence import Sequence
 
 
-@o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.TRAINING, o.MACHINE)
+@o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.OPTIMISER, o.MACHINE)
 def irreducible(
     config: RunConfig,
     out_file: o.OutFile = Path("irreducible.arrow"),
@@ -43,10 +44,10 @@ def irreducible(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
         f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
-    return next_command(f"goldiprox select --irreducible {path} --out sequence.arrow{o.data_flags(config)}")
+    return next_command(f"goldiprox select --irreducible {quote(str(path))} --out sequence.arrow{o.data_flags(config)}")
 
 
-@o.configured(o.DATA, o.PROXY, o.SELECTION, o.TRAINING, o.MACHINE)
+@o.configured(o.DATA, o.PROXY, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
 def select(
     config: RunConfig,
     irreducible: Annotated[
@@ -83,10 +84,10 @@ def select(
         f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
         f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
     )
-    return next_command(f"goldiprox train --sequence {recording.path} --model mlp512{o.data_flags(config)}")
+    return next_command(f"goldiprox train --sequence {quote(str(recording.path))} --model mlp512{o.data_flags(config)}")
 
 
-@o.configured(o.DATA, o.MODEL, o.TRAINING, o.MACHINE)
+@o.configured(o.DATA, o.MODEL, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
 def train(
     config: RunConfig,
     sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),
@@ -122,7 +123,7 @@ def train(
         f"{config.model} after {history.steps:,} steps: accuracy {percent(result['accuracy'])} "
         f"({history.cost.seconds:.1f} s of training). Files: {folder}"
     )
-    return next_command(f"goldiprox inspect {sequence}{o.data_flags(config)}")
+    return next_command(f"goldiprox inspect {quote(str(sequence))}")
 
 
 def _progress(json: bool) -> Progress:

@@ -1,6 +1,6 @@
 """Batches that know which examples they hold."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Applies a function to every tensor inside tuples, lists and dictionaries; leaves the rest alone."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return type(value)({k: map_tensors(function, v) for k, v in value.items()})
+    if isinstance(value, Mapping):
+        return {k: map_tensors(function, v) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, v) for v in value))
     if isinstance(value, tuple | list):
@@ -46,10 +46,20 @@ class Batch(NamedTuple):
 
     def take(self, rows: Int[Tensor, " k"]) -> "Batch":
         """The batch of these rows (positions inside this batch), in that order."""
-        return Batch(*(map_tensors(lambda t: t[rows.to(t.device)], part) for part in self))
+        return Batch(*(_take(part, rows, self.num_examples) for part in self))
 
     def to(self, device: torch.device | str) -> "Batch":
         return Batch(*(map_tensors(lambda t: t.to(device, non_blocking=True), part) for part in self))
+
+
+def _take(value: Any, rows: Tensor, n: int) -> Any:
+    if isinstance(value, list | tuple) and len(value) == n and not any(isinstance(v, Tensor) for v in value):
+        return [value[row] for row in rows.tolist()]  # what loaders leave as it is: text, say
+    if isinstance(value, Mapping):
+        return {k: _take(v, rows, n) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_take(v, rows, n) for v in value)
+    return value[rows.to(value.device)] if isinstance(value, Tensor) else value
 
 
 def as_batch(value: Any) -> Batch:
@@ -67,11 +77,12 @@ def as_batch(value: Any) -> Batch:
 
 def split_item(item: Any) -> tuple[Any, Any]:
     """Inputs and target of one example as data sets give it: ``(x, y)``, ``(a, b, ..., y)`` or a dictionary."""
-    if isinstance(item, dict):
+    if isinstance(item, Mapping):
         key = next((k for k in _TARGET_KEYS if k in item), None)
         return {k: v for k, v in item.items() if k != key}, item[key] if key else ()
     if isinstance(item, tuple | list):
-        return (item[0], item[1]) if len(item) == 2 else (tuple(item[:-1]), item[-1])
+        *inputs, target = item if len(item) > 1 else (*item, ())
+        return inputs[0] if len(inputs) == 1 else tuple(inputs), target
     return item, ()  # empty rather than None, which loaders cannot collate
 
 
@@ -122,12 +133,16 @@ def iterate(
         num_workers: Processes that load. None: slice `TensorData` directly, load other data in this process.
         seed: For the workers' own generators.
     """
+    if isinstance(data, WithIds) and data.split is split_item:
+        data = data.dataset
     if isinstance(data, TensorData) and num_workers is None:
         data = data.to(device)
         for ids in batch_ids:
             ids = torch.as_tensor(ids, dtype=torch.int64, device=device)
             yield Batch(ids, *data.gather(ids))
         return
+    if isinstance(data, TensorData):
+        data = data.to("cpu")  # loading processes hand over memory of the host
     with_ids = data if isinstance(data, WithIds) else WithIds(data)
     loader = DataLoader(
         with_ids,

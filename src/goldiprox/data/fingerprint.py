@@ -9,6 +9,7 @@ import torch
 
 from goldiprox.data.batch import unwrap
 from goldiprox.errors import DataError, FingerprintMismatch
+from goldiprox.randomness import seeded
 
 NUM_SAMPLED = 1_000
 _LABEL_ATTRIBUTES = ("targets", "labels", "y")
@@ -34,9 +35,10 @@ def fingerprint(data: Any) -> str:
         labels = labels_of(data)
         _update(digest, None if labels is None else torch.as_tensor(labels))
         positions = sampled_ids(len(data))
-        _check_repeatable(data, positions)
-        for id in positions:
-            _update(digest, data[id])
+        with seeded(0):  # so that what a data set draws while it is read leaves no trace
+            _check_repeatable(data, positions)
+            for id in positions:
+                _update(digest, data[id])
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -102,7 +104,11 @@ def _check_repeatable(data: Any, positions: list[int]) -> None:
 def _update(digest: Any, value: Any) -> None:
     """Feeds a value of any common structure into a hash, unambiguously."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:  # which NumPy does not have
+            digest.update(b"bfloat16\n")
+            value = value.view(torch.uint8)
+        value = value.numpy()
     if hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "size"):  # a PIL image
         value = [value.mode, list(value.size), value.tobytes()]
     if isinstance(value, np.generic):
@@ -115,9 +121,9 @@ def _update(digest: Any, value: Any) -> None:
             digest.update(f"array {array.dtype.str} {array.shape}\n".encode())
             digest.update(array.reshape(-1).view(np.uint8).data)
             return
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         digest.update(f"dict {len(value)}\n".encode())
-        for key in sorted(value):
+        for key in sorted(value, key=repr):
             _update(digest, [key, value[key]])
     elif isinstance(value, list | tuple):
         digest.update(f"list {len(value)}\n".encode())

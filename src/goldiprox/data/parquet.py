@@ -25,21 +25,24 @@ def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, .
     except (pa.ArrowInvalid, OSError) as e:
         raise DataError(f"cannot read {paths[0].parent}: {e}") from e
     image_column, label_column = _columns(table.schema, paths[0])
+    if not len(table):
+        raise DataError(f"{paths[0].parent}: {paths[0].name} holds no examples")
     encoded = table[image_column].combine_chunks().field("bytes").to_pylist()
     labels = table[label_column].to_numpy().astype(np.int64)
 
-    def decode(item: bytes) -> np.ndarray:
-        image = Image.open(io.BytesIO(item))
-        if image.mode not in ("L", "RGB"):
-            image = image.convert("RGB")
-        return np.asarray(image)
+    def decode(id: int) -> np.ndarray:
+        try:
+            image = Image.open(io.BytesIO(encoded[id]))
+            return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (OSError, TypeError, SyntaxError, ValueError) as e:
+            raise DataError(f"{paths[0].parent}: image {id} cannot be decoded ({e}); remove or replace it") from e
 
-    first = decode(encoded[0])
+    first = decode(0)
     images = np.empty((len(encoded), *first.shape), np.uint8)
 
     def fill(start: int) -> None:
         for id in range(start, min(start + 1024, len(encoded))):
-            image = decode(encoded[id])
+            image = decode(id)
             if image.shape != first.shape:
                 raise DataError(
                     f"{paths[0].parent}: image {id} is {image.shape}, image 0 is {first.shape}; make all images "

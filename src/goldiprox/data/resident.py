@@ -42,6 +42,7 @@ class TensorData(Dataset):
             raise DataError(f"{name}: {len(x):,} inputs but {len(y):,} targets")
         if num_classes is not None:
             check_labels(y, num_classes, name)
+            y = y.long()
         if (mean is None) != (std is None):
             raise DataError(f"{name}: give both mean and std, or neither")
         self.x, self.y = x, y
@@ -68,6 +69,8 @@ class TensorData(Dataset):
         """Inputs and targets of these ids, normalised."""
         ids = ids.to(self.x.device)
         x = self.x[ids]
+        if x.is_floating_point():
+            x = x.float()
         if self._scale is not None:
             x = x.float() * self._scale
         if self._shift is not None:
@@ -117,7 +120,10 @@ def as_resident(dataset: Any, name: str, *, num_classes: int | None = None) -> T
         return dataset
     xs, ys = [], []
     for id in range(len(dataset)):
-        x, y = dataset[id]
+        item = dataset[id]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"{name}: example {id} is a {type(item).__name__}; the command line needs pairs (x, y)")
+        x, y = item
         xs.append(torch.as_tensor(np.asarray(x)))
         ys.append(torch.as_tensor(y))
         if xs[-1].shape != xs[0].shape:

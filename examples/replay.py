@@ -1,0 +1,23 @@
+"""plain_loop.py, replaying a recorded sequence: one line changed. Make the sequence first:
+
+goldiprox irreducible --holdout 0 --folds 2
+goldiprox select --holdout 0 --irreducible irreducible.arrow
+"""
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import goldiprox as gp
+
+train_set, test_set = gp.load("mnist5k")
+model = gp.build("mlp512", (1, 28, 28), 10)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+loader = DataLoader(train_set, batch_sampler=gp.Sequence.open("sequence.arrow", data=train_set))
+for x, y in loader:
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+print(gp.evaluate_on(test_set)(model))

@@ -1,0 +1,400 @@
+"""The command line as users meet it: what it prints, what it leaves, what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import goldiprox as gp
+from goldiprox.cli import main
+from goldiprox.prepare import DataConfig, prepare
+
+QUICK = ["--epochs", "2", "--device", "cpu"]
+NOISY = ["--noise", "0.1"]
+
+
+@pytest.fixture
+def goldiprox(capsys, monkeypatch, tmp_path):
+    """Runs a command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GOLDIPROX_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*args):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["goldiprox", *map(str, args)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as e:
+            main()
+            sys.exit(0)
+        code = 0 if e.value.code is None else e.value.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One small run that many tests look at: (folder, what --json printed)."""
+    folder = tmp_path_factory.mktemp("runs") / "r"
+    command = [sys.executable, "-m", "goldiprox", "run", *QUICK, "--json", "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return folder, json.loads(done.stdout)
+
+
+class TestRun:
+    def test_json_holds_what_is_promised(self, finished):
+        folder, result = finished
+        assert result["data"] == "mnist5k"
+        assert result["seed"] == 0
+        assert set(result["results"]) == {"uniform", "loss", "reducible_loss"}
+        assert all(0 < r["accuracy"] < 1 for r in result["results"].values())
+        assert set(result["corrupted"]) == {"data", "uniform", "loss", "reducible_loss"}
+        assert 0.08 < result["corrupted"]["data"] < 0.1
+        assert {"steps", "flops", "seconds"} <= set(result["speedup"])
+        sequence = gp.Sequence.open(result["sequence"]["path"])
+        assert sequence.digest == result["sequence"]["digest"]
+        assert len(sequence) == result["sequence"]["steps"] == 12
+
+    def test_leaves_every_file_of_the_run(self, finished):
+        folder, result = finished
+        names = {p.name for p in folder.iterdir()}
+        assert names == {
+            "config.json", "curves.json", "result.json", "metrics.jsonl", "irreducible.arrow", "sequence.arrow",
+            "il_model.safetensors", "proxy.safetensors", "model-uniform.safetensors", "model-loss.safetensors",
+            "model-reducible_loss.safetensors", "accuracy.png", "corrupted.png",
+        }  # fmt: skip
+        assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("accuracy.png", "corrupted.png"))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert {line["stage"] for line in lines} == {"select", "reducible_loss", "uniform", "loss"}
+        model = gp.build("mlp512", (1, 28, 28), 10)
+        model.load_state_dict(load_file(folder / "model-uniform.safetensors"))
+        accuracy = gp.evaluate_on(gp.load("mnist5k").test)(model)["accuracy"]
+        assert accuracy == pytest.approx(result["results"]["uniform"]["accuracy"])
+
+    def test_the_ledger_adds_up(self, finished):
+        _, result = finished
+        ledger = result["ledger"]
+        assert ledger["select"]["examples_scored"] == 12 * 320
+        assert ledger["select"]["examples_trained"] == 12 * 32
+        assert ledger["train uniform"]["examples_scored"] == 0
+        assert ledger["train loss"]["examples_scored"] == 12 * 320
+        per_example = ledger["train"]["flops"] / ledger["train"]["examples_trained"]
+        assert per_example == pytest.approx(6 * 931_328, rel=0.2)  # three passes of two operations per weight
+
+    def test_the_same_seed_gives_the_same_digest_with_0_and_2_workers(self, finished, goldiprox):
+        _, result = finished
+        for number, workers in enumerate((0, 2)):
+            code, out, _ = goldiprox("run", *QUICK, "--json", "--workers", workers, "--out", f"again{number}")
+            assert code == 0
+            again = json.loads(out)
+            assert again["sequence"]["digest"] == result["sequence"]["digest"]
+            for name, figures in result["results"].items():
+                assert again["results"][name]["accuracy"] == figures["accuracy"]
+
+    def test_for_people_it_ends_with_table_figures_and_the_next_command(self, goldiprox):
+        code, out, err = goldiprox("run", *QUICK)
+        assert code == 0
+        assert "final accuracy" in out
+        assert "runs/mnist5k-001/accuracy.png" in out
+        assert "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model small_cnn --noise 0.1" in out
+        assert "select" in err
+        assert "steps/s" in err
+        goldiprox("run", *QUICK)
+        assert gp.Sequence.open("runs/mnist5k-002/sequence.arrow").complete
+
+
+class TestStages:
+    def test_one_by_one_they_agree_with_run(self, finished, goldiprox):
+        _, result = finished
+        code, out, err = goldiprox("irreducible", *NOISY, "--device", "cpu", "--json", "--out", "i.arrow")
+        assert code == 0, err
+        made = json.loads(out)["irreducible"]
+        code, out, err = goldiprox("select", *NOISY, *QUICK, "--irreducible", "i.arrow", "--json", "--out", "s.arrow")
+        assert code == 0, err
+        selected = json.loads(out)["sequence"]
+        assert selected["path"] == "s.arrow"
+        assert selected["steps"] == 12
+        assert selected["digest"] == result["sequence"]["digest"]
+        assert gp.Sequence.open("s.arrow").header.parents["irreducible"] == made["digest"]
+        code, out, err = goldiprox("train", *NOISY, "--sequence", "s.arrow", "--device", "cpu", "--json", "--out", "t")
+        assert code == 0, err
+        assert json.loads(out)["accuracy"] == result["results"]["reducible_loss"]["accuracy"]
+        assert {"model.safetensors", "metrics.jsonl", "result.json"} <= {p.name for p in gp_path("t").iterdir()}
+
+    def test_each_prints_the_next_command_and_it_works(self, goldiprox):
+        command = ["irreducible", "--noise", "0.2", "--noise-kind", "class", "--data-seed", "3"]
+        for stage in ("select", "train", "inspect"):
+            code, out, err = goldiprox(*command)
+            assert code == 0, err
+            command = out.rpartition("Next: goldiprox ")[2].split()
+            assert command[0] == stage
+            command += ["--epochs", "1"] if stage == "select" else []
+        assert goldiprox("inspect", command[1])[0] == 0
+
+    def test_a_stage_with_other_data_flags_is_refused_and_says_which(self, finished, goldiprox):
+        folder, _ = finished
+        for flags, said in (
+            (["--noise", "0.2"], "--noise 0.1 there, 0.2 here"),
+            (["--noise", "0.1", "--data-seed", "1"], "--data-seed 0 there, 1 here"),
+            (["--noise", "0.1", "--holdout-noise", "0.1"], "--holdout-noise 0.0 there, 0.1 here"),
+            ([], "--noise 0.1 there, 0.0 here"),
+        ):
+            code, _, err = goldiprox("select", *flags, "--irreducible", folder / "irreducible.arrow")
+            assert (code, said in err) == (1, True), err
+            code, _, err = goldiprox("train", *flags, "--sequence", folder / "sequence.arrow", "--out", "t")
+            assert (code, said in err) == (1, True), err
+        assert list(gp_path(".").iterdir()) == []
+
+    def test_another_split_of_the_same_labels_is_refused(self, goldiprox):
+        goldiprox("irreducible", "--out", "i.arrow")
+        code, _, err = goldiprox("select", "--irreducible", "i.arrow", "--data-seed", "1")
+        assert code == 1
+        assert "another division" in err
+        assert "--data-seed 0 there, 1 here" in err
+
+    def test_cross_fitting_needs_no_holdout(self, goldiprox):
+        code, out, _ = goldiprox("irreducible", "--holdout", "0", "--folds", "2", "--json")
+        assert code == 0
+        assert json.loads(out)["irreducible"]["examples"] == 4_000
+        code, out, _ = goldiprox("select", "--holdout", "0", "--irreducible", "irreducible.arrow", *QUICK)
+        assert code == 0
+
+    @pytest.mark.parametrize("acquisition", ["loss", "uniform", "entropy", "gradient_norm", "ordered_loss"])
+    def test_acquisitions_that_need_no_irreducible_losses(self, goldiprox, acquisition):
+        assert goldiprox("select", *QUICK, "--acquisition", acquisition)[0] == 0
+        assert gp.Sequence.open("sequence.arrow").header.config["acquisition"] == acquisition
+
+    def test_bald_with_dropout_and_columns(self, goldiprox):
+        code, _, err = goldiprox("select", *QUICK, "--acquisition", "bald")
+        assert code == 2
+        assert "--dropout 0.5" in err
+        code, _, err = goldiprox("select", *QUICK, "--acquisition", "bald", "--dropout", "0.5", "--columns", "score")
+        assert code == 0, err
+        assert len(gp.Sequence.open("sequence.arrow").column("score")) == 12 * 32
+
+    @pytest.mark.parametrize("rule", ["gumbel_top_k", "mix"])
+    def test_rules(self, goldiprox, rule):
+        assert goldiprox("select", *QUICK, "--acquisition", "loss", "--rule", rule, "--temperature", "0.5")[0] == 0
+
+
+def gp_path(name):
+    from pathlib import Path
+
+    return Path(name)
+
+
+REFUSED = {
+    "keep over candidates": (["run", "--keep", "400"], 2, "cannot keep 400 of 320 candidates"),
+    "keep of nothing": (["run", "--keep", "0"], 2, "--keep 0"),
+    "candidates over the training side": (["run", "--candidates", "2001"], 2, "training side has only 2,000"),
+    "select: candidates over the training side": (
+        ["select", "--acquisition", "loss", "--candidates", "2001"],
+        2,
+        "training side has only 2,000",
+    ),
+    "no epochs": (["run", "--epochs", "0"], 2, "--epochs 0"),
+    "an empty holdout": (["run", "--holdout", "0"], 2, "holdout is empty"),
+    "irreducible with an empty holdout": (["irreducible", "--holdout", "0"], 2, "holdout is empty"),
+    "a holdout of everything": (["run", "--holdout", "1"], 2, "not in [0, 1)"),
+    "unknown data": (["run", "--data", "mnist5"], 2, "Did you mean 'mnist5k'?"),
+    "unknown proxy": (["run", "--proxy", "mlp_128"], 2, "Did you mean 'mlp128'?"),
+    "unknown model": (["run", "--model", "resnet"], 2, "Did you mean 'resnet18'?"),
+    "unknown holdout model": (["run", "--il-model", "smal_cnn"], 2, "Did you mean 'small_cnn'?"),
+    "unknown acquisition": (["run", "--acquisition", "reducible"], 2, "Did you mean 'reducible_loss'?"),
+    "unknown rule": (["run", "--rule", "topk"], 2, "Did you mean 'top_k'?"),
+    "unknown noise": (["run", "--noise-kind", "unifrom"], 2, "Did you mean 'uniform'?"),
+    "unknown checkpoint": (["run", "--checkpoint", "best"], 2, "unknown checkpoint rule 'best'"),
+    "unknown schedule": (["run", "--schedule", "cosin"], 2, "Did you mean 'cosine'?"),
+    "unknown device": (["run", "--device", "cud"], 2, "Did you mean 'cuda'?"),
+    "a share of labels over 1": (["run", "--noise", "1.5"], 2, "not between 0 and 1"),
+    "a negative temperature": (["run", "--rule", "gumbel_top_k", "--temperature", "-1"], 2, "temperature of -1.0"),
+    "missing data": (["run", "--data", "cifar10"], 1, "--data-dir or GOLDIPROX_DATA"),
+    "a model that does not fit": (["run", "--model", "torch.nn:Linear"], 1, "cannot be made for inputs of shape"),
+    "bald without dropout": (["run", "--acquisition", "bald"], 2, "--dropout 0.5"),
+    "a negative weight decay": (["run", "--weight-decay", "-1"], 2, "weight decay of -1.0"),
+    "dropout of everything": (["run", "--dropout", "1.5"], 2, "--dropout 1.5"),
+    "a negative number of workers": (["run", "--workers", "-1"], 2, "--workers -1"),
+    "a module without a name": (["run", "--data", ":load"], 2, "unknown data set ':load'"),
+    "something that is no function": (["run", "--model", "math:pi"], 2, "unknown model in math 'pi'"),
+    "a model that is no module": (["run", "--model", "operator:is_"], 1, "gave a bool, not an nn.Module"),
+    "a name too long": (["irreducible", "--out", "x" * 300], 1, "too long"),
+    "no irreducible losses": (["select"], 1, "goldiprox irreducible"),
+    "a missing irreducible file": (["select", "--irreducible", "no.arrow"], 1, "no.arrow does not exist"),
+    "a missing sequence": (["train", "--sequence", "no.arrow"], 1, "no.arrow does not exist"),
+    "an unwritable folder": (["run", "--out", "/proc/nowhere"], 1, "cannot write in /proc/nowhere"),
+    "an unwritable file": (["irreducible", "--out", "/proc/nowhere/i.arrow"], 1, "cannot write in /proc/nowhere"),
+    "a flag that does not exist": (["run", "--epoch", "3"], 2, "--epoch"),
+    "columns that do not exist": (["select", "--acquisition", "loss", "--columns", "magic"], 2, "magic"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_anything_is_written(case, goldiprox, tmp_path):
+    args, expected, said = REFUSED[case]
+    code, out, err = goldiprox(*args)
+    assert code == expected, err
+    assert said in err.replace("\n", " ")
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_outputs_are_refused_and_left_alone(goldiprox, tmp_path):
+    for name in ("irreducible.arrow", "sequence.arrow"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.txt").write_text("mine")
+    for args in (
+        ["irreducible"],
+        ["select", "--acquisition", "loss"],
+        ["run", "--out", "folder"],
+        ["run", "--out", "irreducible.arrow"],
+    ):
+        code, _, err = goldiprox(*args)
+        assert code == 1
+        assert "--force" in err or "is a file" in err
+    assert {p.name for p in tmp_path.iterdir()} == {"irreducible.arrow", "sequence.arrow", "folder"}
+    assert (tmp_path / "irreducible.arrow").read_text() == "mine"
+    code, _, err = goldiprox("select", *QUICK, "--acquisition", "loss", "--force")
+    assert code == 0, err
+    assert gp.Sequence.open("sequence.arrow").complete
+
+
+def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_path):
+    assert goldiprox("run", *QUICK, "--out", "r", "--acquisition", "entropy")[0] == 0
+    (tmp_path / "r" / "mine.txt").write_text("mine")
+    digest = gp.Sequence.open("r/sequence.arrow").digest
+    code, _, err = goldiprox("run", *QUICK, "--out", "r", "--force", "--lr", "1e30")
+    assert code == 1, err
+    assert "not finite" in err
+    assert gp.Sequence.open("r/replaced/sequence.arrow").digest == digest
+    assert goldiprox("run", *QUICK, "--out", "r", "--force")[0] == 0
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert "mine.txt" in names
+    assert not names & {"replaced", "model-entropy.safetensors"}
+
+
+def test_names_with_brackets_survive(goldiprox, tmp_path):
+    code, out, err = goldiprox("select", *QUICK, "--acquisition", "loss", "--out", "a[/b].arrow")
+    assert code == 0, err
+    assert "a[/b].arrow" in out
+    code, out, _ = goldiprox("inspect", "a[/b].arrow")
+    assert code == 0
+
+
+def test_learning_rate_and_weight_decay_reach_the_holdout_model(goldiprox):
+    digests = set()
+    for flags in ([], ["--lr", "0.01"], ["--weight-decay", "0.5"]):
+        code, out, err = goldiprox("irreducible", *flags, "--json", "--force")
+        assert code == 0, err
+        digests.add(json.loads(out)["irreducible"]["digest"])
+    assert len(digests) == 3
+
+
+def test_a_damaged_sequence_is_refused_before_training(finished, goldiprox, tmp_path):
+    folder, _ = finished
+    content = (folder / "sequence.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(content[:-200])
+    middle = len(content) - 300
+    (tmp_path / "bit.arrow").write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    for name in ("cut.arrow", "bit.arrow"):
+        code, _, err = goldiprox("train", *NOISY, "--sequence", name, "--out", "t")
+        assert code == 1
+        assert "truncated or damaged" in err
+        code, _, err = goldiprox("verify", name)
+        assert code == 1
+        assert "bad" in err
+    assert not (tmp_path / "t").exists()
+
+
+class TestInspectAndVerify:
+    def test_inspect(self, finished, goldiprox):
+        folder, result = finished
+        code, out, _ = goldiprox("inspect", folder / "sequence.arrow", "--json")
+        shown = json.loads(out)
+        assert code == 0
+        assert shown["digest"] == result["sequence"]["digest"]
+        assert shown["steps"] == 12
+        assert shown["header"]["config"]["data"]["noise"] == 0.1
+        code, out, _ = goldiprox("inspect", folder / "irreducible.arrow")
+        assert code == 0
+        assert "2,000" in out
+        assert "mlp128" in out
+
+    def test_verify(self, finished, goldiprox):
+        folder, _ = finished
+        files = [folder / "sequence.arrow", folder / "irreducible.arrow"]
+        code, out, _ = goldiprox("verify", *files, "--with-data", *NOISY)
+        assert code == 0
+        assert out.count("ok") == 2
+        code, out, _ = goldiprox("verify", *files, "--json")
+        assert [f["ok"] for f in json.loads(out)["files"]] == [True, True]
+        assert goldiprox("verify", *files, "--with-data", "--noise", "0.3")[0] == 1
+
+    def test_verify_notices_a_sequence_of_another_table(self, finished, goldiprox):
+        folder, _ = finished
+        goldiprox("irreducible", *NOISY, "--seed", "5", "--out", "other.arrow")
+        code, _, err = goldiprox("verify", folder / "sequence.arrow", "other.arrow")
+        assert code == 1
+        assert "not made from the irreducible table" in err
+
+    def test_verify_of_something_else(self, goldiprox, tmp_path):
+        with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as f, pa.ipc.new_stream(f, pa.schema([("id", pa.int64())])):
+            pass
+        code, _, err = goldiprox("verify", "x.arrow")
+        assert code == 1
+        assert "not a GoldiProx file" in err
+
+
+def test_data_list_and_check(goldiprox, real_data):
+    code, out, _ = goldiprox("data", "list", "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {"mnist5k", "mnist", "cifar10"}
+    code, out, _ = goldiprox("data", "check", "mnist", "--data-dir", real_data, "--json")
+    assert json.loads(out)["train"] == 60_000
+    code, out, _ = goldiprox("data", "check")
+    assert code == 0
+    assert "4,000" in out
+
+
+def test_version_and_help(goldiprox):
+    code, out, _ = goldiprox("--version")
+    assert (code, out.strip()) == (0, f"goldiprox {gp.__version__}")
+    for command in ([], ["run"], ["irreducible"], ["select"], ["train"], ["inspect"], ["verify"], ["data"]):
+        assert goldiprox(*command, "--help")[0] == 0
+
+
+def test_equal_data_flags_give_equal_data_whatever_the_seed_of_training():
+    a, b = (prepare(DataConfig(noise=0.2, noise_kind="instance", white_noise=0.1, duplicates=0.1)) for _ in range(2))
+    assert gp.fingerprint(a.data) == gp.fingerprint(b.data)
+    assert a.split.digest == b.split.digest
+    clean = prepare(DataConfig()).data
+    holdout = torch.as_tensor(a.split.holdout)
+    assert torch.equal(a.data.y[holdout], clean.y[holdout])
+    assert torch.equal(a.data.x[holdout], clean.x[holdout])
+    assert a.truth.corrupted.sum() > 0
+    noisy_holdout = prepare(DataConfig(holdout_noise=0.2))
+    assert set(noisy_holdout.truth.mislabelled.nonzero()[0]) <= set(a.split.holdout)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_papers_claim_on_real_mnist(goldiprox, real_data, seed):
+    """10% label noise: reducible loss above uniform and far above high loss; it avoids what is corrupted."""
+    code, out, err = goldiprox(
+        "run", "--data", "mnist", "--data-dir", real_data, "--proxy", "mlp128", "--model", "mlp512", "--noise", "0.1",
+        "--rule", "top_k", "--seed", seed, "--json", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0, err
+    result = json.loads(out)
+    accuracy = {name: r["accuracy"] for name, r in result["results"].items()}
+    assert accuracy["reducible_loss"] > accuracy["uniform"]
+    assert accuracy["reducible_loss"] > accuracy["loss"] + 0.1
+    corrupted = result["corrupted"]
+    assert corrupted["reducible_loss"] <= 0.04
+    assert 0.08 < corrupted["data"] < 0.1
+    assert corrupted["loss"] > 0.4
