@@ -1,5 +1,6 @@
 """Shapes in signatures are checked while the tests run; small data and models that many tests share."""
 
+import importlib.util
 import os
 
 from jaxtyping import install_import_hook
@@ -7,7 +8,8 @@ from jaxtyping import install_import_hook
 # Before anything imports goldiprox. The modules whose signatures state shapes; elsewhere our own checks of bad
 # input are what is to be tested, and must be reached.
 SHAPED = ("randomness", "data.batch", "data.resident", "acquisition", "selection")
-install_import_hook([f"goldiprox.{name}" for name in SHAPED], "typechecking.checker")
+if importlib.util.find_spec("beartype"):  # in the dev extra; a borrowed GPU machine may lack it
+    install_import_hook([f"goldiprox.{name}" for name in SHAPED], "typechecking.checker")
 
 import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
@@ -24,6 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one core each
     torch.set_num_threads(1)
 
 NUM_CLASSES = 4
+REAL_DATA = os.environ.get("GOLDIPROX_DATA")  # read once: tests of the command line hide it
 
 
 def make_blobs(length: int = 400, seed: int = 0) -> gp.TensorData:
@@ -61,10 +64,9 @@ def irreducible(blobs: gp.TensorData) -> gp.IrreducibleLosses:
 
 @pytest.fixture
 def real_data() -> str:
-    folder = os.environ.get("GOLDIPROX_DATA")
-    if not folder or not os.path.isdir(folder):
+    if not REAL_DATA or not os.path.isdir(REAL_DATA):
         pytest.skip("needs real data: set GOLDIPROX_DATA to the folder that holds mnist/ and cifar10/")
-    return folder
+    return REAL_DATA
 
 
 @pytest.fixture

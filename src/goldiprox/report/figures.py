@@ -32,8 +32,7 @@ def draw_run(folder: Path, result: dict[str, Any]) -> list[Path]:
         steps = [e["step"] for e in curve["evaluations"]]
         axes.plot(steps, [100 * e["accuracy"] for e in curve["evaluations"]], **_style(name))
     target = 100 * result["results"]["uniform"]["accuracy"]
-    axes.axhline(target, color="grey", lw=0.8, ls=":")
-    axes.annotate("uniform's final accuracy", (0, target), xytext=(4, 3), textcoords="offset points", fontsize=8)
+    _mark(axes, target, "uniform,\nfinal")
     best = max(100 * e["accuracy"] for c in curves.values() for e in c["evaluations"])
     axes.set_ylim(max(0, min(target, best) - 45), min(100.5, best + 4))
     axes.set(title=title, xlabel="training step", ylabel="test accuracy (%)")
@@ -47,13 +46,19 @@ def draw_run(folder: Path, result: dict[str, Any]) -> list[Path]:
             steps = [e["step"] for e in curve["evaluations"]]
             axes.plot(steps, [100 * s for s in curve["corrupted"]], **_style(name))
         share = 100 * result["corrupted"]["data"]
-        axes.axhline(share, color="grey", lw=0.8, ls=":")
-        axes.annotate("in the data", (0, share), xytext=(4, 3), textcoords="offset points", fontsize=8)
+        _mark(axes, share, "in the\ndata")
         axes.set_ylim(bottom=0)
         axes.set(title=title, xlabel="training step", ylabel="corrupted examples among the picks (%)")
         axes.legend(frameon=False)
         paths.append(_save(figure, folder / "corrupted.png"))
     return paths
+
+
+def _mark(axes: Any, height: float, text: str) -> None:
+    """A level, named at the right edge where no curve runs."""
+    axes.axhline(height, color="grey", lw=0.8, ls=":")
+    place = {"xycoords": ("axes fraction", "data"), "xytext": (4, 0), "textcoords": "offset points"}
+    axes.annotate(text, (1, height), va="center", fontsize=8, color="dimgrey", **place)
 
 
 def _style(name: str) -> dict[str, Any]:
