@@ -131,6 +131,37 @@ def test_uniform_sees_the_same_candidates_and_pays_for_no_scoring(blobs, irreduc
     assert gp.record(make_mlp(), blobs, acquisition=gp.uniform, **SETTINGS).history.cost.examples_scored == 0
 
 
+@pytest.mark.parametrize("acquisition", [gp.uniform, gp.irreducible_loss])
+@pytest.mark.parametrize("num_workers", [None, 0, 2])
+def test_choosing_by_id_gives_what_loading_all_candidates_gives(acquisition, num_workers, blobs, irreducible, tmp_path):
+    """A wrapper is not recognised as needing ids only, and goes the long way."""
+    loaded: list[int] = []
+
+    class Watched(Dataset):
+        targets = blobs.y.tolist()
+
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, id):
+            loaded.append(id)
+            return blobs[id]
+
+        def fingerprint(self):
+            return gp.fingerprint(blobs)
+
+    options = SETTINGS | {"irreducible": irreducible, "columns": ("score",), "num_workers": num_workers}
+    short, long = (
+        gp.record(make_mlp(), Watched(), acquisition=a, out=tmp_path / f"{number}.arrow", **options)
+        for number, a in enumerate((acquisition, lambda c: acquisition(c)))
+    )
+    assert short.digest == long.digest
+    scores = [gp.Sequence.open(tmp_path / f"{number}.arrow").column("score").tolist() for number in range(2)]
+    assert scores[0] == scores[1]
+    if num_workers == 0:
+        assert loaded[40 : 40 + 30 * 8] == short.ids.tolist()  # after the 40 of the check beforehand
+
+
 def test_only_the_training_side_is_selected_from(blobs):
     irreducible = make_irreducible(blobs, np.arange(100, 300))
     recording = gp.record(make_mlp(), blobs, irreducible=irreducible, **SETTINGS)

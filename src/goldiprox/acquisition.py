@@ -190,6 +190,10 @@ ACQUISITIONS: dict[str, Acquisition] = {
 }
 
 
+IDS_ONLY = frozenset({uniform, irreducible_loss})
+"""Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
+
+
 @contextlib.contextmanager
 def scoring(model: nn.Module, mode: str) -> Iterator[None]:
     """Puts a model into its mode for scoring, and everything back afterwards, generators included.

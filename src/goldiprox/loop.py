@@ -264,6 +264,8 @@ def fit(
         nonlocal latest
         if evaluate is None or (history.evaluations and history.evaluations[-1]["step"] == history.steps):
             return
+        with history.cost.timed():
+            _finish(device)  # steps still under way on a GPU are training's, not the evaluation's
         start = time.perf_counter()
         with preserved(device), kept_modes(model):  # whatever it does, training goes on as if it had not
             figures = dict(evaluate(model))
@@ -303,9 +305,19 @@ def fit(
             if on_step:
                 with preserved(device):
                     on_step(history.steps, latest)
-        watch.look()
+        with history.cost.timed():
+            watch.look()
+            _finish(device)
         evaluate_now()
     return history
+
+
+def _finish(device: torch.device) -> None:
+    """Waits until the device has done what it was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 class _FiniteWatch:

@@ -1,16 +1,18 @@
 """Record a sequence with a proxy; replay it with any model."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import Acquisition, ScoringMode, reducible_loss, uniform
+from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, uniform
 from goldiprox.artifacts import check_output
 from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.errors import ConfigError
@@ -135,12 +137,15 @@ def record(
         rate = rate_of(proxy, example.take(torch.arange(min(2, candidates))), loss=loss, forward=forward)
     recorded: list[Tensor] = []
 
+    load = partial(iterate, data, device=device, num_workers=num_workers, seed=seed)
+    by_id = acquisition in IDS_ONLY and (irreducible is None or isinstance(irreducible, IrreducibleLosses))
+    choices = choose_by_id(select, proxy, sampler, load) if by_id else choose(select, proxy, sampler, load)
+
     def selected(writer: SequenceWriter | None) -> Iterator[Batch]:
-        for batch in iterate(data, sampler.batches(), device=device, num_workers=num_workers, seed=seed):
-            kept = select(proxy, batch)
+        for kept, figures in choices:
             recorded.append(kept.ids)
             if writer:
-                writer.append(kept.ids, select.chosen)
+                writer.append(kept.ids, figures)
             yield kept
 
     def run(writer: SequenceWriter | None) -> History:
@@ -185,6 +190,34 @@ def record(
         path = writer.path
     all_ids = torch.cat(recorded).cpu().numpy()
     return Recording(path, digest_of(all_ids), num_steps, all_ids, history)
+
+
+Choices: TypeAlias = Iterator[tuple[Batch, dict[str, Tensor]]]
+"""For each step, what is kept, with its scores and losses as far as they were computed."""
+
+
+def choose(
+    select: Selector, model: nn.Module, sampler: CandidateSampler, load: Callable[..., Iterator[Batch]]
+) -> Choices:
+    """Loads all candidates and keeps some."""
+    for batch in load(sampler.batches()):
+        yield select(model, batch), select.chosen
+
+
+def choose_by_id(
+    select: Selector, model: nn.Module, sampler: CandidateSampler, load: Callable[..., Iterator[Batch]]
+) -> Choices:
+    """Chooses among ids and loads only what is kept: what a plain loader would pay, so a fair baseline."""
+    figures: deque[dict[str, Tensor]] = deque()
+
+    def kept_ids() -> Iterator[Tensor]:
+        for ids in sampler.batches():
+            kept = select(model, Batch(ids, (), ()))
+            figures.append(select.chosen)
+            yield kept.ids
+
+    for batch in load(kept_ids()):
+        yield batch, figures.popleft()
 
 
 def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
