@@ -362,6 +362,15 @@ def test_data_list_and_check(goldiprox, real_data):
     assert "4,000" in out
 
 
+def test_deterministic_excludes_kernels_that_vary(goldiprox):
+    try:
+        code, _, err = goldiprox("select", *QUICK, "--acquisition", "loss", "--deterministic")
+        assert code == 0, err
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_version_and_help(goldiprox):
     code, out, _ = goldiprox("--version")
     assert (code, out.strip()) == (0, f"goldiprox {gp.__version__}")

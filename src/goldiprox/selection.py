@@ -135,10 +135,17 @@ class Selector:
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
         """The kept part of a batch from a loader over `WithIds`, on the model's device."""
         batch = as_batch(batch).to(device_of(model))
+        return batch.take(self._advance(model, batch))
+
+    def choose_ids(self, model: nn.Module, ids: Int[Tensor, " n"]) -> Int[Tensor, " k"]:
+        """The kept ones of these ids, for acquisitions that look at nothing else (`acquisition.IDS_ONLY`)."""
+        return ids[self._advance(model, Batch(ids, (), ()))]
+
+    def _advance(self, model: nn.Module, batch: Batch) -> Tensor:
         rows, candidates = self._choose(model, batch, self.mode)
         self.step += 1
         self.num_scored += candidates.num_scored
-        return batch.take(rows)
+        return rows
 
     def check(self, model: nn.Module, batch: Batch) -> None:
         """Tries a selection without a trace, so that what cannot work is known before training."""

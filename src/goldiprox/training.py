@@ -1,8 +1,8 @@
 """Record a sequence with a proxy; replay it with any model."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,11 +135,11 @@ def record(
         select.check(proxy, example)
         check_columns(columns, select.chosen)
         rate = rate_of(proxy, example.take(torch.arange(min(2, candidates))), loss=loss, forward=forward)
-    recorded: list[Tensor] = []
-
     load = partial(iterate, data, device=device, num_workers=num_workers, seed=seed)
     by_id = acquisition in IDS_ONLY and (irreducible is None or isinstance(irreducible, IrreducibleLosses))
     choices = choose_by_id(select, proxy, sampler, load) if by_id else choose(select, proxy, sampler, load)
+
+    recorded: list[Tensor] = []
 
     def selected(writer: SequenceWriter | None) -> Iterator[Batch]:
         for kept, figures in choices:
@@ -148,8 +148,21 @@ def record(
                 writer.append(kept.ids, figures)
             yield kept
 
-    def run(writer: SequenceWriter | None) -> History:
-        return fit(
+    settings = {
+        "acquisition": getattr(acquisition, "__name__", type(acquisition).__name__),
+        "candidates": candidates,
+        "steps": num_steps,
+        "num_train": len(train_ids),
+        "seed": seed,
+        "mode": mode,
+        **(extra_config or {}),
+    }
+    lineage = dict(parents or {})
+    if isinstance(irreducible, IrreducibleLosses):
+        lineage["irreducible"] = irreducible.digest
+    file = {"keep": keep, "config": settings, "parents": lineage, "columns": columns, "force": force}
+    with SequenceWriter(out, data=describe(data), **file) if out is not None else nullcontext() as writer:
+        history = fit(
             proxy,
             selected(writer),
             steps=num_steps,
@@ -165,31 +178,8 @@ def record(
             on_record=on_record,
             on_step=on_step,
         )
-
-    description = {"fingerprint": "", "length": len(unwrap(data))} if out is None else describe(data)
-    settings = {
-        "acquisition": getattr(acquisition, "__name__", type(acquisition).__name__),
-        "candidates": candidates,
-        "steps": num_steps,
-        "num_train": len(train_ids),
-        "seed": seed,
-        "mode": mode,
-        **(extra_config or {}),
-    }
-    lineage = dict(parents or {})
-    if isinstance(irreducible, IrreducibleLosses):
-        lineage["irreducible"] = irreducible.digest
-    if out is None:
-        history = run(None)
-        path = None
-    else:
-        with SequenceWriter(
-            out, data=description, keep=keep, config=settings, parents=lineage, columns=columns, force=force
-        ) as writer:
-            history = run(writer)
-        path = writer.path
     all_ids = torch.cat(recorded).cpu().numpy()
-    return Recording(path, digest_of(all_ids), num_steps, all_ids, history)
+    return Recording(writer.path if writer else None, digest_of(all_ids), num_steps, all_ids, history)
 
 
 Choices: TypeAlias = Iterator[tuple[Batch, dict[str, Tensor]]]
@@ -207,17 +197,12 @@ def choose(
 def choose_by_id(
     select: Selector, model: nn.Module, sampler: CandidateSampler, load: Callable[..., Iterator[Batch]]
 ) -> Choices:
-    """Chooses among ids and loads only what is kept: what a plain loader would pay, so a fair baseline."""
-    figures: deque[dict[str, Tensor]] = deque()
+    """Chooses among ids, before training begins, and loads only what is kept.
 
-    def kept_ids() -> Iterator[Tensor]:
-        for ids in sampler.batches():
-            kept = select(model, Batch(ids, (), ()))
-            figures.append(select.chosen)
-            yield kept.ids
-
-    for batch in load(kept_ids()):
-        yield batch, figures.popleft()
+    So that training costs what it costs with a plain loader: a fair baseline.
+    """
+    chosen = [(select.choose_ids(model, ids), select.chosen) for ids in sampler.batches()]
+    return zip(load([ids for ids, _ in chosen]), (figures for _, figures in chosen), strict=True)
 
 
 def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 import functools
 import inspect
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from goldiprox.irreducible import HoldoutConfig
@@ -58,6 +60,7 @@ MACHINE: list[Flag] = [
     ("seed", int, 0, "Seed of weights, candidates and selection."),
     ("device", str, "auto", "auto, cuda, mps or cpu."),
     ("workers", int | None, None, "Load through this many processes (default: data stays on the device)."),
+    ("deterministic", bool, False, "Only kernels that give the same result every time (GPUs have faster ones)."),
 ]
 PANELS = {
     "Data": DATA,
@@ -91,6 +94,9 @@ def configured(*groups: list[Flag], **defaults: Any) -> Callable[[Callable[..., 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
             shared = {name: values.pop(name) for name, *_ in flags}
+            if shared.pop("deterministic", False):
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+                torch.use_deterministic_algorithms(True)
             command(_configuration(shared), **values)
 
         parameters = [
