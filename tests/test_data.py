@@ -99,6 +99,13 @@ def test_resident_and_loaded_batches_are_bit_identical(num_workers, global_state
     assert global_state()
 
 
+def test_data_that_does_not_fit_stays_where_it_is(monkeypatch):
+    data = make_blobs()
+    assert data.resident("cpu") is data.resident("cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * data.x.nbytes, 0))
+    assert data.resident("cuda").x.device.type == "cpu"  # labels on top: over half of what is free
+
+
 def test_labels_outside_the_classes_name_the_examples():
     y = torch.tensor([0, 1, 2, 3, -1, 9])
     with pytest.raises(DataError, match=r"3 labels are outside the 3 classes.*ids 3, 4, 5 have labels 3, -1, 9"):

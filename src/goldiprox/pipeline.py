@@ -127,9 +127,7 @@ class Stages:
         data, split = self.prepared.data, self.prepared.split
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
-        # Loading processes take from the host's memory.
-        self.data = data if config.num_workers is not None else data.to(self.device)
-        self.test = self.prepared.test.to(self.device)
+        self.data, self.test = data, self.prepared.test
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
         self.eval_every = max(1, self.steps // EVALUATIONS)

@@ -136,10 +136,10 @@ def iterate(
     if isinstance(data, WithIds) and data.split is split_item:
         data = data.dataset
     if isinstance(data, TensorData) and num_workers is None:
-        data = data.to(device)
+        data = data.resident(device)
         for ids in batch_ids:
-            ids = torch.as_tensor(ids, dtype=torch.int64, device=device)
-            yield Batch(ids, *data.gather(ids))
+            ids = torch.as_tensor(ids, dtype=torch.int64, device=data.x.device)
+            yield Batch(ids, *data.gather(ids)).to(device)
         return
     if isinstance(data, TensorData):
         data = data.to("cpu")  # loading processes hand over memory of the host

@@ -49,6 +49,7 @@ class TensorData(Dataset):
         self.num_classes, self.mean, self.std = num_classes, mean, std
         self.name, self.class_names = name, class_names
         self._scale, self._shift = self._affine()
+        self._copies: dict[str, TensorData] = {}
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
         unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
@@ -82,6 +83,17 @@ class TensorData(Dataset):
         if self.x.device == device:
             return self
         return self.replace(x=self.x.to(device), y=self.y.to(device))
+
+    def resident(self, device: torch.device | str) -> "TensorData":
+        """This data on a device, copied there once, if it takes at most half of what is free there; else as it is."""
+        device = torch.device(device)
+        if device.type == "cuda" and self.x.device.type != "cuda":
+            num_bytes = self.x.nbytes + self.y.nbytes
+            if num_bytes > torch.cuda.mem_get_info(device)[0] // 2 and str(device) not in self._copies:
+                return self
+        if str(device) not in self._copies:
+            self._copies[str(device)] = self.to(device)
+        return self._copies[str(device)]
 
     def replace(self, **changes: Any) -> "TensorData":
         """A copy with some of its parts exchanged."""
