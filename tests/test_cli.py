@@ -24,6 +24,8 @@ def goldiprox(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("GOLDIPROX_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
 
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+
     def call(*args):
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["goldiprox", *map(str, args)])
@@ -96,7 +98,7 @@ class TestRun:
             for name, figures in result["results"].items():
                 assert again["results"][name]["accuracy"] == figures["accuracy"]
 
-    def test_for_people_it_ends_with_table_figures_and_the_next_command(self, goldiprox):
+    def test_for_people_it_ends_with_table_figures_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
         assert code == 0
         assert "final accuracy" in out
@@ -104,6 +106,10 @@ class TestRun:
         assert "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model small_cnn --noise 0.1" in out
         assert "select" in err
         assert "steps/s" in err
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.which", lambda name: None)
+            _, out, _ = goldiprox("data", "list")
+        assert "Next: goldiprox data" in out  # the tests' argv[0]; .venv/bin/goldiprox for `make run`
         goldiprox("run", *QUICK)
         assert gp.Sequence.open("runs/mnist5k-002/sequence.arrow").complete
 
@@ -272,11 +278,11 @@ def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_p
     code, _, err = goldiprox("run", *QUICK, "--out", "r", "--force", "--lr", "1e30")
     assert code == 1, err
     assert "not finite" in err
-    assert gp.Sequence.open("r/replaced/sequence.arrow").digest == digest
+    assert gp.Sequence.open("r/.replaced/sequence.arrow").digest == digest
     assert goldiprox("run", *QUICK, "--out", "r", "--force")[0] == 0
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert "mine.txt" in names
-    assert not names & {"replaced", "model-entropy.safetensors"}
+    assert not names & {".replaced", "model-entropy.safetensors"}
 
 
 def test_names_with_brackets_survive(goldiprox, tmp_path):

@@ -28,7 +28,7 @@ from goldiprox.training import Recording, record, replay
 Device = Literal["auto", "cuda", "mps", "cpu"]
 EVALUATIONS = 50
 OURS = ("*.arrow", "*.arrow.partial", "*.safetensors", "*.json", "metrics.jsonl", "accuracy.png", "corrupted.png")
-REPLACED = "replaced"
+REPLACED = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -280,36 +280,40 @@ class Stages:
         return history, model
 
 
-def new_folder(out: str | None, name: str, *, force: bool = False) -> Path:
-    """The folder of a run: the one asked for, which must be empty, or the next free number under runs/."""
-    if out is None:
-        number = 1
-        while (folder := Path("runs") / f"{name}-{number:03d}").exists():
-            number += 1
-        return check_folder(folder)
-    folder = Path(out)
+@contextmanager
+def run_folder(out: str | None, name: str, *, force: bool = False) -> Iterator[Path]:
+    """The folder of a run: the one asked for, which must be empty, or the next free number under runs/.
+
+    With `force`, the files of an older run there are set aside, and removed when the code inside is done.
+    """
+    folder = _free_folder(name) if out is None else _given_folder(Path(out), force=force)
+    yield folder
+    shutil.rmtree(folder / REPLACED, ignore_errors=True)
+
+
+def _free_folder(name: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
+        number += 1
+    return check_folder(folder)
+
+
+def _given_folder(folder: Path, *, force: bool) -> Path:
     if folder.is_file():
         raise OutputExists(f"{folder} is a file; give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace the run in it")
     check_folder(folder)
-    _set_aside(folder)
-    return folder
-
-
-def _set_aside(folder: Path) -> None:
-    """Moves the files of an older run out of the way; they go when the new run is complete, and not before."""
     ours = [p for pattern in OURS for p in folder.glob(pattern)]
     aside = folder / REPLACED
-    if not ours:
-        return
     if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
         for path in ours:
             path.unlink()
-        return
-    aside.mkdir()
-    for path in ours:
-        path.replace(aside / path.name)
+    elif ours:
+        aside.mkdir()
+        for path in ours:
+            path.replace(aside / path.name)
+    return folder
 
 
 def run(
@@ -327,13 +331,12 @@ def run(
     stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
     stages.build(config.il_model or config.proxy, "holdout model", config.seed)
-    folder = new_folder(out, Path(config.data.data.replace(":", "-")).name, force=force)
-    write_json(folder / "config.json", {**asdict(config), "versions": versions()})
-    with JsonLines(folder / "metrics.jsonl") as metrics:
-        result, curves = _run_stages(stages, folder, metrics)
-    write_json(folder / "result.json", result)
-    write_json(folder / "curves.json", curves)
-    shutil.rmtree(folder / REPLACED, ignore_errors=True)
+    with run_folder(out, Path(config.data.data.replace(":", "-")).name, force=force) as folder:
+        write_json(folder / "config.json", {**asdict(config), "versions": versions()})
+        with JsonLines(folder / "metrics.jsonl") as metrics:
+            result, curves = _run_stages(stages, folder, metrics)
+        write_json(folder / "result.json", result)
+        write_json(folder / "curves.json", curves)
     return result
 
 

@@ -1,8 +1,11 @@
 """What a person sees: progress and messages on stderr, results on stdout."""
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -70,8 +73,16 @@ def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
     return made
 
 
-def next_command(command: str) -> None:
-    out.print(Text.assemble("\nNext: ", (command, "bold")))
+def next_command(arguments: str) -> None:
+    """What to try next, spelt so that it runs from here."""
+    out.print(Text.assemble("\nNext: ", (f"{_program()} {arguments}", "bold")))
+
+
+def _program() -> str:
+    if shutil.which("goldiprox"):
+        return "goldiprox"
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "goldiprox" else "python -m goldiprox"
 
 
 def failure(message: str, label: str = "error:") -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def list_data(
     if json:
         return print_json(found)
     out.print(facts("Data sets", [[name, where] for name, where in found.items()]))
-    return next_command("goldiprox data check mnist5k")
+    return next_command("data check mnist5k")
 
 
 @data.command("check")
@@ -148,4 +149,4 @@ def check_data(
     if json:
         return print_json(figures)
     out.print(facts(name, [[k.replace("_", " "), _readable(v)] for k, v in figures.items()]))
-    return next_command(f"goldiprox run --data {name}")
+    return next_command(f"run --data {quote(name)}")

@@ -71,4 +71,4 @@ def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
     for path in result["figures"]:
         out.print(f"  {path}")
     other = "--model small_cnn" if config.data.data in SOURCES else f"--model {config.model} --seed {config.seed + 1}"
-    next_command(f"goldiprox train --sequence {quote(result['sequence']['path'])} {other}{o.data_flags(config)}")
+    next_command(f"train --sequence {quote(result['sequence']['path'])} {other}{o.data_flags(config)}")

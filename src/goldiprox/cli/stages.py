@@ -11,7 +11,7 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
 from goldiprox.data.fingerprint import short
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.pipeline import Progress, RunConfig, Silent, Stages, new_folder
+from goldiprox.pipeline import Progress, RunConfig, Silent, Stages, run_folder
 from goldiprox.sequence import Sequence
 
 
@@ -44,7 +44,7 @@ def irreducible(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
         f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
-    return next_command(f"goldiprox select --irreducible {quote(str(path))} --out sequence.arrow{o.data_flags(config)}")
+    return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{o.data_flags(config)}")
 
 
 @o.configured(o.DATA, o.PROXY, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
@@ -84,7 +84,7 @@ def select(
         f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
         f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
     )
-    return next_command(f"goldiprox train --sequence {quote(str(recording.path))} --model mlp512{o.data_flags(config)}")
+    return next_command(f"train --sequence {quote(str(recording.path))} --model mlp512{o.data_flags(config)}")
 
 
 @o.configured(o.DATA, o.MODEL, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
@@ -102,28 +102,29 @@ def train(
     header = opened.header
     stages.require_same_data(str(sequence), header.data, header.config, header.parents)
     stages.build(config.model, "model", config.seed)
-    folder = new_folder(str(out_folder) if out_folder else None, f"train-{config.model.replace(':', '-')}", force=force)
-    with JsonLines(folder / "metrics.jsonl") as metrics:
-        history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
-    save_weights(model, folder / "model.safetensors")
-    result = {
-        "data": config.data.data,
-        "seed": config.seed,
-        "model": config.model,
-        "sequence": {"digest": opened.digest, "steps": len(opened), "path": str(sequence)},
-        "accuracy": history.final["accuracy"],
-        "ledger": stages.ledger.as_dict(),
-        "versions": versions(),
-        "out": str(folder),
-    }
-    write_json(folder / "result.json", result)
+    name = f"train-{config.model.replace(':', '-')}"
+    with run_folder(str(out_folder) if out_folder else None, name, force=force) as folder:
+        with JsonLines(folder / "metrics.jsonl") as metrics:
+            history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
+        save_weights(model, folder / "model.safetensors")
+        result = {
+            "data": config.data.data,
+            "seed": config.seed,
+            "model": config.model,
+            "sequence": {"digest": opened.digest, "steps": len(opened), "path": str(sequence)},
+            "accuracy": history.final["accuracy"],
+            "ledger": stages.ledger.as_dict(),
+            "versions": versions(),
+            "out": str(folder),
+        }
+        write_json(folder / "result.json", result)
     if json:
         return print_json(result)
     out.print(
         f"{config.model} after {history.steps:,} steps: accuracy {percent(result['accuracy'])} "
         f"({history.cost.seconds:.1f} s of training). Files: {folder}"
     )
-    return next_command(f"goldiprox inspect {quote(str(sequence))}")
+    return next_command(f"inspect {quote(str(sequence))}")
 
 
 def _progress(json: bool) -> Progress:

@@ -35,8 +35,7 @@ def draw_run(folder: Path, result: dict[str, Any]) -> list[Path]:
     _mark(axes, target, "uniform,\nfinal")
     best = max(100 * e["accuracy"] for c in curves.values() for e in c["evaluations"])
     axes.set_ylim(max(0, min(target, best) - 45), min(100.5, best + 4))
-    axes.set(title=title, xlabel="training step", ylabel="test accuracy (%)")
-    axes.legend(loc="lower right", frameon=False)
+    axes.set(xlabel=f"training step ({title})", ylabel="test accuracy (%)")
     paths.append(_save(figure, folder / "accuracy.png"))
 
     if result["corrupted"]["data"] > 0:
@@ -48,8 +47,7 @@ def draw_run(folder: Path, result: dict[str, Any]) -> list[Path]:
         share = 100 * result["corrupted"]["data"]
         _mark(axes, share, "in the\ndata")
         axes.set_ylim(bottom=0)
-        axes.set(title=title, xlabel="training step", ylabel="corrupted examples among the picks (%)")
-        axes.legend(frameon=False)
+        axes.set(xlabel=f"training step ({title})", ylabel="corrupted examples among the picks (%)")
         paths.append(_save(figure, folder / "corrupted.png"))
     return paths
 
@@ -69,5 +67,6 @@ def _save(figure: Any, path: Path) -> Path:
     for side in ("top", "right"):
         for axes in figure.axes:
             axes.spines[side].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)  # where no curve runs
     figure.savefig(path, dpi=150)
     return path
