@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests run in two processes; one thread each keeps them off each other's core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 ARGS ?=
 
 .PHONY: run test test-all check format bench clean
@@ -11,10 +13,10 @@ run: .venv/.run  ## the whole pipeline on the embedded data; ARGS="--seed 1" pas
 	$(BIN)/goldiprox run $(ARGS)
 
 test: .venv/.dev  ## the default suite: minutes on two cores
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-all: .venv/.dev  ## everything this machine can run
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: .venv/.dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .

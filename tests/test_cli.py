@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 import goldiprox as gp
 from goldiprox.cli import main
 from goldiprox.prepare import DataConfig, prepare
+from test_artifacts import rewrite_header
 
 QUICK = ["--epochs", "2", "--device", "cpu"]
 NOISY = ["--noise", "0.1"]
@@ -67,12 +70,19 @@ class TestRun:
         names = {p.name for p in folder.iterdir()}
         assert names == {
             "config.json", "curves.json", "result.json", "metrics.jsonl", "irreducible.arrow", "sequence.arrow",
+            "truth.parquet",
             "il_model.safetensors", "proxy.safetensors", "model-uniform.safetensors", "model-loss.safetensors",
             "model-reducible_loss.safetensors", "accuracy.png", "corrupted.png",
         }  # fmt: skip
         assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("accuracy.png", "corrupted.png"))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert {line["stage"] for line in lines} == {"select", "reducible_loss", "uniform", "loss"}
+        truth = pq.read_table(folder / "truth.parquet").to_pydict()
+        data = prepare(DataConfig(noise=0.1)).data
+        assert truth["mislabelled"] == (data.labels != np.array(truth["label"])).tolist()
+        assert np.mean(
+            np.array(truth["mislabelled"])[gp.Sequence.open(folder / "sequence.arrow").ids]
+        ) == pytest.approx(result["corrupted"]["reducible_loss"])
         model = gp.build("mlp512", (1, 28, 28), 10)
         model.load_state_dict(load_file(folder / "model-uniform.safetensors"))
         accuracy = gp.evaluate_on(gp.load("mnist5k").test)(model)["accuracy"]
@@ -283,6 +293,40 @@ def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_p
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert "mine.txt" in names
     assert not names & {".replaced", "model-entropy.safetensors"}
+
+
+def test_data_of_ones_own_that_does_not_fit_together(goldiprox, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def pairs(labels): return [(torch.tensor([float(i), 1.0]), y) for i, y in enumerate(labels)]\n"
+        "def outside(): return pairs([0, 1] * 50), pairs([0, 1, 2])\n"
+        "def negative(): return pairs([0, -1] * 50), pairs([0])\n"
+        "def regression(): return pairs([0.5, 1.5] * 50), pairs([0.5])\n"
+        "def nan(): return [(torch.tensor([float('nan'), 1.0]), i % 2) for i in range(100)], pairs([0])\n"
+        "def two(shape, classes): return torch.nn.Linear(2, 1)\n"
+    )
+    small = ["--candidates", "20", "--keep", "2", "--epochs", "1", "--out", "o"]
+    for flags, code, said in (
+        (["--data", "own:outside"], 1, "outside the 2 classes 0..1: ids 2 have labels 2"),
+        (["--data", "own:negative"], 1, "have labels -1"),
+        (["--data", "own:regression"], 2, "no integer labels"),
+        (["--data", "own:nan"], 1, "not finite"),
+        (["--proxy", "own:two", "--data", "mnist5k"], 1, "the proxy does not accept the inputs"),
+    ):
+        got, out, err = goldiprox("run", *small, *flags)
+        assert (got, out) == (code, ""), err
+        assert said in err
+        assert not (tmp_path / "o").exists()
+
+
+def test_a_sequence_of_another_format_version(finished, goldiprox, tmp_path):
+    folder, _ = finished
+    (tmp_path / "s.arrow").write_bytes((folder / "sequence.arrow").read_bytes())
+    rewrite_header(tmp_path / "s.arrow", format=7)
+    code, _, err = goldiprox("train", *NOISY, "--sequence", "s.arrow", "--out", "t")
+    assert code == 1
+    assert "format version 7" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["s.arrow"]
 
 
 def test_names_with_brackets_survive(goldiprox, tmp_path):

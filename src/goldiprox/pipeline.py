@@ -27,7 +27,16 @@ from goldiprox.training import Recording, record, replay
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 EVALUATIONS = 50
-OURS = ("*.arrow", "*.arrow.partial", "*.safetensors", "*.json", "metrics.jsonl", "accuracy.png", "corrupted.png")
+OURS = (
+    "*.arrow",
+    "*.arrow.partial",
+    "*.safetensors",
+    "*.json",
+    "metrics.jsonl",
+    "truth.parquet",
+    "accuracy.png",
+    "corrupted.png",
+)
 REPLACED = ".replaced"
 
 
@@ -347,6 +356,7 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
     def logger(stage: str) -> OnRecord:
         return lambda record: metrics({"stage": stage, **record})
 
+    truth.save(folder / "truth.parquet")
     table, il_models, il_summary = stages.irreducible()
     table.save(folder / "irreducible.arrow")
     for number, il_model in enumerate(il_models):

@@ -1,12 +1,16 @@
 """Known damage, for experiments: what was touched is recorded, so what a method picks can be judged."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
+from goldiprox.artifacts import write_atomically
 from goldiprox.data.resident import TensorData
 from goldiprox.errors import ConfigError, DataError, UnknownName
 from goldiprox.randomness import derive
@@ -35,6 +39,14 @@ class Truth:
         """The truth about data that nothing was done to."""
         n = len(data)
         return cls(data.labels.copy(), np.zeros(n, bool), np.zeros(n, bool), np.full(n, -1))
+
+    def save(self, path: Path) -> None:
+        """Writes it as Parquet, one row per id, so that any tool can compare picks with it."""
+        columns = {"id": np.arange(len(self.labels)), "label": self.labels, "mislabelled": self.mislabelled}
+        columns |= {"white_noise": self.white_noise, "duplicate_of": self.duplicate_of}
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink)
+        write_atomically(path, sink.getvalue().to_pybytes())
 
     @property
     def corrupted(self) -> np.ndarray:
