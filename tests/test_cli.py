@@ -309,7 +309,7 @@ def test_data_of_ones_own_that_does_not_fit_together(goldiprox, tmp_path):
     for flags, code, said in (
         (["--data", "own:outside"], 1, "outside the 2 classes 0..1: ids 2 have labels 2"),
         (["--data", "own:negative"], 1, "have labels -1"),
-        (["--data", "own:regression"], 2, "no integer labels"),
+        (["--data", "own:regression", "--noise", "0"], 2, "no integer labels"),
         (["--data", "own:nan"], 1, "not finite"),
         (["--proxy", "own:two", "--data", "mnist5k"], 1, "the proxy does not accept the inputs"),
     ):
