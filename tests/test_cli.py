@@ -1,8 +1,10 @@
 """The command line as users meet it: what it prints, what it leaves, what it refuses."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -327,6 +329,25 @@ def test_a_sequence_of_another_format_version(finished, goldiprox, tmp_path):
     assert code == 1
     assert "format version 7" in err
     assert [p.name for p in tmp_path.iterdir()] == ["s.arrow"]
+
+
+def test_an_interrupted_run_says_what_is_left(tmp_path):
+    command = [sys.executable, "-m", "goldiprox", "select", "--acquisition", "loss", "--epochs", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    partial = tmp_path / "sequence.arrow.partial"
+    deadline = time.monotonic() + 120
+    while not partial.exists() or partial.stat().st_size < 20_000:  # a record batch of 16 KiB is in it
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: what was recorded so far stays" in err
+    assert "Traceback" not in err
+    rescued = gp.Sequence.open(partial, partial=True)
+    assert len(rescued) >= 256
+    assert not (tmp_path / "sequence.arrow").exists()
 
 
 def test_names_with_brackets_survive(goldiprox, tmp_path):

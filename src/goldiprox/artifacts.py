@@ -142,6 +142,8 @@ def _sync(f: io.BufferedWriter) -> None:
 def _publish(partial: Path, path: Path) -> None:
     with _writing(path):
         partial.replace(path)
+        if os.name != "posix":  # elsewhere folders cannot be opened, and need not be synced
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

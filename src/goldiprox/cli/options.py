@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from goldiprox.cli.console import failure
 from goldiprox.irreducible import HoldoutConfig
 from goldiprox.loop import TrainingConfig
 from goldiprox.pipeline import RunConfig
@@ -97,7 +98,15 @@ def configured(*groups: list[Flag], **defaults: Any) -> Callable[[Callable[..., 
             if shared.pop("deterministic", False):
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
                 torch.use_deterministic_algorithms(True)
-            command(_configuration(shared), **values)
+            try:
+                command(_configuration(shared), **values)
+            except KeyboardInterrupt:
+                failure(
+                    "what was recorded so far stays in its .partial file: `train --partial` replays it, "
+                    "--force starts over",
+                    label="interrupted:",
+                )
+                raise
 
         parameters = [
             inspect.Parameter(
