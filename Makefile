@@ -32,6 +32,7 @@ bench: .venv/.dev  ## ratios measured side by side; fails where one is over its 
 
 # A folder without a finished stamp is a set-up that was broken off: start it anew.
 .venv/.run: pyproject.toml constraints.txt
+	@echo "Setting up .venv: a minute or two, mostly torch"
 	test -f .venv/.made || $(PYTHON) -m venv --clear .venv
 	touch .venv/.made
 	$(BIN)/pip install -q -e ".[demo,report]"

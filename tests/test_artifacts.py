@@ -8,7 +8,7 @@ import pytest
 
 from goldiprox import artifacts
 from goldiprox.artifacts import Header, Table, TableWriter
-from goldiprox.errors import CorruptFile, MissingFile, OutputExists, OutputNotWritable, UnsupportedFormat
+from goldiprox.errors import CorruptFile, MissingFile, OutputExists, OutputNotWritable, UnsupportedFormat, WrongKind
 
 DATA = {"fingerprint": "sha256:0", "length": 100}
 
@@ -118,7 +118,7 @@ def test_not_our_file(tmp_path):
 
 def test_another_kind_and_a_missing_file(tmp_path):
     path = write(tmp_path / "a.arrow", [1])
-    with pytest.raises(CorruptFile, match="holds a 'sequence' table, not a 'irreducible'"):
+    with pytest.raises(WrongKind, match="is of kind 'sequence', where 'irreducible' is expected"):
         Table.open(path, kind="irreducible")
     with pytest.raises(MissingFile, match="does not exist"):
         Table.open(tmp_path / "b.arrow", kind="sequence")

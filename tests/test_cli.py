@@ -237,6 +237,7 @@ REFUSED = {
     "a negative weight decay": (["run", "--weight-decay", "-1"], 2, "weight decay of -1.0"),
     "dropout of everything": (["run", "--dropout", "1.5"], 2, "--dropout 1.5"),
     "a negative number of workers": (["run", "--workers", "-1"], 2, "--workers -1"),
+    "no threads": (["run", "--threads", "0"], 2, "--threads 0"),
     "a module without a name": (["run", "--data", ":load"], 2, "unknown data set ':load'"),
     "something that is no function": (["run", "--model", "math:pi"], 2, "unknown model in math 'pi'"),
     "a model that is no module": (["run", "--model", "operator:is_"], 1, "gave a bool, not an nn.Module"),
@@ -440,6 +441,38 @@ def test_deterministic_excludes_kernels_that_vary(goldiprox):
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_small_models_use_one_thread_and_the_count_is_put_back():
+    from goldiprox.stages import RunConfig, Stages
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        counts = {}
+        for name, threads in (("mlp128", None), ("mlp512", None), ("small_cnn", None), ("mlp128", 2)):
+            stages = Stages(RunConfig(num_threads=threads, device="cpu"))
+            with stages.threads(stages.build(name, "model", 0)):
+                counts[name, threads] = torch.get_num_threads()
+            assert torch.get_num_threads() == 2
+        assert counts == {("mlp128", None): 1, ("mlp512", None): 1, ("small_cnn", None): 2, ("mlp128", 2): 2}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_next_commands_fit_small_data_and_keep_ones_own_model(goldiprox, tmp_path):
+    (tmp_path / "tiny.py").write_text(
+        "import torch\n"
+        "def load(): return [(torch.tensor([float(i % 2), 1.0]), i % 2) for i in range(400)], [(torch.ones(2), 1)]\n"
+        "def net(shape, classes): return torch.nn.Linear(2, classes)\n"
+    )
+    command = ["irreducible", "--data", "tiny:load", "--proxy", "tiny:net"]
+    for stage in ("select", "train", "inspect"):
+        code, out, err = goldiprox(*command)
+        assert code == 0, err
+        command = out.rpartition("Next: goldiprox ")[2].split()
+        assert command[0] == stage
+    assert gp.Sequence.open("sequence.arrow").header.config["proxy"] == "tiny:net"
 
 
 def test_version_and_help(goldiprox):

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -101,7 +103,10 @@ def test_resident_and_loaded_batches_are_bit_identical(num_workers, global_state
 
 def test_data_that_does_not_fit_stays_where_it_is(monkeypatch):
     data = make_blobs()
-    assert data.resident("cpu") is data.resident("cpu")
+    assert data.resident("cpu") is data
+    floats = gp.TensorData(data.x, data.x[:, 0])
+    assert floats.resident("meta") is floats.resident("meta") is not floats
+    assert not pickle.loads(pickle.dumps(data))._copies
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * data.x.nbytes, 0))
     assert data.resident("cuda").x.device.type == "cpu"  # labels on top: over half of what is free
 

@@ -16,7 +16,8 @@ from goldiprox.errors import (
     OutputExists,
     UnknownName,
 )
-from goldiprox.irreducible import describe, score
+from goldiprox.holdout import score
+from goldiprox.irreducible import describe
 from test_artifacts import rewrite_header
 
 
@@ -39,8 +40,10 @@ def test_the_training_side_is_scored_by_a_model_that_learnt_the_holdout(blobs, s
         by_hand = nn.functional.cross_entropy(models[0](blobs.x[split.train]), blobs.y[split.train], reduction="none")
     torch.testing.assert_close(table.values[split.train], by_hand)
     assert reports[0].figures["accuracy"] > 0.85
-    assert cost.examples_scored == len(split.train)
-    assert cost.flops > 0
+    inner, forward = 20, reports[0].rate.forward  # a tenth of the holdout chooses the checkpoint, every epoch
+    assert cost.examples_scored == len(split.train) + inner * reports[0].epochs
+    assert cost.examples_trained == reports[0].epochs * 160  # five batches of 32 out of 180
+    assert cost.flops == cost.examples_scored * forward + cost.examples_trained * reports[0].rate.training
     assert global_state()
 
 
@@ -116,6 +119,11 @@ def test_cross_fitting_scores_each_example_by_a_model_that_never_saw_it(blobs):
         scored_by_it = (losses == table.values).nonzero().flatten().tolist()
         assert 130 <= len(scored_by_it) <= 140
         assert not {values[i] for i in scored_by_it} & learnt[number]
+
+
+def test_a_model_instead_of_a_function_that_makes_one(blobs, split):
+    with pytest.raises(ConfigError, match="function of the fold number"):
+        gp.irreducible_losses(make_mlp(), blobs, split)
 
 
 def test_settings_that_cannot_work():

@@ -26,11 +26,11 @@ from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
-from goldiprox.irreducible import HoldoutConfig as HoldoutConfig
+from goldiprox.holdout import HoldoutConfig as HoldoutConfig
+from goldiprox.holdout import irreducible_losses as irreducible_losses
+from goldiprox.holdout import train_holdout_model as train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
 from goldiprox.irreducible import describe as describe
-from goldiprox.irreducible import irreducible_losses as irreducible_losses
-from goldiprox.irreducible import train_holdout_model as train_holdout_model
 from goldiprox.loop import TrainingConfig as TrainingConfig
 from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.models import build as build

@@ -29,6 +29,7 @@ from goldiprox.errors import (
     OutputExists,
     OutputNotWritable,
     UnsupportedFormat,
+    WrongKind,
 )
 
 FORMAT = 1
@@ -234,7 +235,7 @@ class Table:
         source = _map(path)
         reader, header = _read_header(path, source)
         if header.kind != kind:
-            raise CorruptFile(f"{path} holds a {header.kind!r} table, not a {kind!r} one; give the other file")
+            raise WrongKind(f"{path} is of kind {header.kind!r}, where {kind!r} is expected; give the other file")
         batches, complete, damage = _read_batches(reader, source, header)
         if not complete and not partial:
             rows = sum(len(b) for b in batches)
@@ -264,7 +265,10 @@ def _map(path: Path) -> pa.NativeFile:
     if not path.exists():
         unfinished = partial_path(path)
         hint = f"; {unfinished} holds an unfinished run" if unfinished.exists() else ""
-        raise MissingFile(f"{path} does not exist{hint}")
+        raise MissingFile(
+            f"{path} does not exist{hint}; name another file, or make it with `goldiprox irreducible` or "
+            f"`goldiprox select`"
+        )
     try:
         return pa.memory_map(str(path))
     except (OSError, pa.ArrowInvalid) as e:

@@ -42,6 +42,10 @@ class CorruptFile(GoldiproxError, ValueError):
     """A file that is truncated, damaged or not ours."""
 
 
+class WrongKind(GoldiproxError, ValueError):
+    """A sound file, given where another kind is expected."""
+
+
 class UnsupportedFormat(GoldiproxError, ValueError):
     """A file of a format version that this release does not read."""
 

@@ -309,6 +309,8 @@ def fit(
             watch.look()
             _finish(device)
         evaluate_now()
+        if on_step:
+            on_step(history.steps, latest)
     return history
 
 

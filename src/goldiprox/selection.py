@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
 from goldiprox.data import Batch, as_batch
-from goldiprox.errors import ConfigError, NonFiniteError, UnknownName, some
+from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Forward, PerExampleLoss, call, cross_entropy, device_of
 from goldiprox.randomness import derive, preserved, shuffle, uniforms
@@ -129,6 +129,11 @@ class Selector:
             raise ConfigError(
                 f"an acquisition is a function of candidates, such as gp.reducible_loss; got {acquisition!r}"
             )
+        if irreducible is not None and not isinstance(irreducible, IrreducibleLosses) and not callable(irreducible):
+            raise ConfigError(
+                f"irreducible is a table or a function, not {irreducible!r}; open a file with "
+                f"gp.IrreducibleLosses.open(path, data=...)"
+            )
         self.step = self.num_scored = 0
         self.chosen: dict[str, Tensor] = {}
 
@@ -196,11 +201,12 @@ def check_scores(scores: Tensor, c: Candidates) -> None:
     known = vars(c)
     if "irreducible" in known and bool(known["irreducible"].isnan().any()):
         unknown = c.ids[known["irreducible"].isnan()].tolist()
-        cause = (
-            f"ids {some(unknown)} have no irreducible loss: a holdout example among the candidates, or a table of "
-            f"another split. Select from the training side only"
+        raise MissingIrreducible(
+            f"{len(unknown)} candidates of step {c.step} have no irreducible loss (ids {some(unknown)}): holdout "
+            f"examples among the candidates, or a table of another split. Draw candidates from the training side only: "
+            f"DataLoader(gp.WithIds(data), batch_sampler=gp.CandidateSampler(irreducible.ids, ...))"
         )
-    elif "loss" in known and not bool(known["loss"].isfinite().all()):
+    if "loss" in known and not bool(known["loss"].isfinite().all()):
         cause = (
             "the model's loss on them is not finite: it diverged (lower the learning rate), "
             "or their inputs are not finite"

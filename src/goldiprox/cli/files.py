@@ -16,8 +16,8 @@ from goldiprox.data import fingerprint, load, sources
 from goldiprox.data.fingerprint import short
 from goldiprox.errors import CorruptFile, GoldiproxError
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.pipeline import RunConfig, Stages
 from goldiprox.sequence import Sequence
+from goldiprox.stages import RunConfig, Stages
 
 Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tables.")]
 WithData = Annotated[bool, typer.Option("--with-data", help="Compare with the data that the data flags describe.")]
@@ -123,6 +123,8 @@ def list_data(
     if json:
         return print_json(found)
     out.print(facts("Data sets", [[name, where] for name, where in found.items()]))
+    if any(where.startswith("not found") for where in found.values()):
+        out.print("Say where data sets lie with --data-dir or GOLDIPROX_DATA.")
     return next_command("data check mnist5k")
 
 

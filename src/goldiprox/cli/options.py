@@ -12,10 +12,10 @@ import torch
 import typer
 
 from goldiprox.cli.console import failure
-from goldiprox.irreducible import HoldoutConfig
+from goldiprox.holdout import HoldoutConfig
 from goldiprox.loop import TrainingConfig
-from goldiprox.pipeline import RunConfig
 from goldiprox.prepare import DataConfig
+from goldiprox.stages import RunConfig
 
 Flag = tuple[str, Any, Any, str]
 """(parameter, type, default, help)"""
@@ -61,6 +61,7 @@ MACHINE: list[Flag] = [
     ("seed", int, 0, "Seed of weights, candidates and selection."),
     ("device", str, "auto", "auto, cuda, mps or cpu."),
     ("workers", int | None, None, "Load through this many processes (default: data stays on the device)."),
+    ("threads", int | None, None, "CPU threads (default: 1 for small models, which is fastest on shared cores)."),
     ("deterministic", bool, False, "Only kernels that give the same result every time (GPUs have faster ones)."),
 ]
 PANELS = {
@@ -150,12 +151,14 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
             "dropout",
             num_folds="folds",
             num_workers="workers",
+            num_threads="threads",
         ),
     )
 
 
-def data_flags(config: RunConfig) -> str:
-    """The data flags as the next command needs them: those that differ from its defaults."""
-    default = DataConfig()
-    changed = {k: v for k, v in vars(config.data).items() if v != getattr(default, k)}
+def data_flags(config: RunConfig, *more: str) -> str:
+    """The data flags, and some more, as the next command needs them: those that differ from its defaults."""
+    default = RunConfig(data=DataConfig())
+    changed = {k: v for k, v in vars(config.data).items() if v != getattr(default.data, k)}
+    changed |= {k: getattr(config, k) for k in more if getattr(config, k) != getattr(default, k)}
     return "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in changed.items())

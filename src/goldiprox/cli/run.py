@@ -9,17 +9,18 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, table, times
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import MissingExtra
+from goldiprox.stages import RunConfig, Silent
 
 
 @o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=0.1)
 def run(
-    config: pipeline.RunConfig,
+    config: RunConfig,
     out_folder: o.OutFolder = None,
     force: o.Force = False,
     json: o.Json = False,
 ) -> None:
     """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
-    progress = pipeline.Silent() if json else Bars()
+    progress = Silent() if json else Bars()
     result = pipeline.run(config, str(out_folder) if out_folder else None, force=force, progress=progress)
     try:
         from goldiprox.report.figures import draw_run
@@ -34,7 +35,7 @@ def run(
         _show(result, config)
 
 
-def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
+def _show(result: dict[str, Any], config: RunConfig) -> None:
     corrupted = result["corrupted"]
     method = next(name for name in result["results"])
     rows = [
@@ -67,7 +68,8 @@ def _show(result: dict[str, Any], config: pipeline.RunConfig) -> None:
         ]
         title = "Reaching uniform's final accuracy: uniform's cost divided by the sequence's"
         out.print(table(title, ["", "steps", "FLOPs", "seconds"], rows))
-    out.print(f"One seed ({result['seed']}), {result['device']}. Files and figures: {result['out']}")
+    caution = "; seconds depend on what else runs on this machine" if result["device"] == "cpu" else ""
+    out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files and figures: {result['out']}")
     for path in result["figures"]:
         out.print(f"  {path}")
     other = "--model small_cnn" if config.data.data in SOURCES else f"--model {config.model} --seed {config.seed + 1}"

@@ -10,9 +10,12 @@ from goldiprox.artifacts import JsonLines, check_output, save_weights, versions,
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
 from goldiprox.data.fingerprint import short
+from goldiprox.data.sources import SOURCES
+from goldiprox.errors import MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.pipeline import Progress, RunConfig, Silent, Stages, run_folder
+from goldiprox.pipeline import run_folder
 from goldiprox.sequence import Sequence
+from goldiprox.stages import Progress, RunConfig, Silent, Stages
 
 
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.OPTIMISER, o.MACHINE)
@@ -44,7 +47,9 @@ def irreducible(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
         f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
-    return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{o.data_flags(config)}")
+    fitting = f" --candidates {len(losses) // 5} --keep {max(1, len(losses) // 50)}" if len(losses) < 640 else ""
+    flags = o.data_flags(config, "proxy", "dropout")
+    return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{flags}{fitting}")
 
 
 @o.configured(o.DATA, o.PROXY, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
@@ -61,6 +66,12 @@ def select(
 ) -> None:
     """Train the proxy on what it selects, and write the sequence."""
     check_output(out_file, force=force)
+    if irreducible is None and config.acquisition in ("reducible_loss", "irreducible_loss"):
+        there = " (there is an irreducible.arrow here)" if Path("irreducible.arrow").exists() else ""
+        raise MissingIrreducible(
+            f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "
+            f"made by `goldiprox irreducible`"
+        )
     stages = Stages(config, progress=_progress(json))
     table = None
     if irreducible is not None:
@@ -84,7 +95,8 @@ def select(
         f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
         f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
     )
-    return next_command(f"train --sequence {quote(str(recording.path))} --model mlp512{o.data_flags(config)}")
+    model = "mlp512" if config.data.data in SOURCES else config.proxy
+    return next_command(f"train --sequence {quote(str(recording.path))} --model {model}{o.data_flags(config)}")
 
 
 @o.configured(o.DATA, o.MODEL, o.OPTIMISER, o.SCHEDULE, o.MACHINE)

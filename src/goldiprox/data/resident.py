@@ -87,13 +87,17 @@ class TensorData(Dataset):
     def resident(self, device: torch.device | str) -> "TensorData":
         """This data on a device, copied there once, if it takes at most half of what is free there; else as it is."""
         device = torch.device(device)
-        if device.type == "cuda" and self.x.device.type != "cuda":
-            num_bytes = self.x.nbytes + self.y.nbytes
-            if num_bytes > torch.cuda.mem_get_info(device)[0] // 2 and str(device) not in self._copies:
-                return self
+        if device == self.x.device:
+            return self
         if str(device) not in self._copies:
+            num_bytes = self.x.nbytes + self.y.nbytes
+            if device.type == "cuda" and num_bytes > torch.cuda.mem_get_info(device)[0] // 2:
+                return self
             self._copies[str(device)] = self.to(device)
         return self._copies[str(device)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_copies": {}}  # loading processes need the original only
 
     def replace(self, **changes: Any) -> "TensorData":
         """A copy with some of its parts exchanged."""

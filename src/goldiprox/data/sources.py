@@ -124,7 +124,12 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
     for candidate in (Path(name), folder / name):
         if name not in SOURCES and ":" not in name and candidate.is_dir():
             return parquet_folder(candidate, name=candidate.name)
-    made_by = resolve("data set", name, SOURCES, "Or a folder of Parquet files, or package.module:callable.")
+    made_by = resolve(
+        "data set",
+        name,
+        SOURCES,
+        f"There is no folder {name!r} here or in {folder} either. Your own: package.module:callable.",
+    )
     if name in SOURCES:
         return made_by(folder)
     return _own(name, made_by())

@@ -1,0 +1,281 @@
+"""Holdout models: trained on what is held out, they give the training side its irreducible losses."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from goldiprox.data import Batch, iterate, labels_of, unwrap
+from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
+from goldiprox.irreducible import IrreducibleLosses, describe, fill
+from goldiprox.ledger import Cost, Rate
+from goldiprox.loop import (
+    Evaluate,
+    Forward,
+    OnStep,
+    PerExampleLoss,
+    TrainingConfig,
+    call,
+    check_losses,
+    check_model,
+    cross_entropy,
+    device_of,
+    evaluate_on,
+    fit,
+    outputs,
+    rate_of,
+)
+from goldiprox.randomness import derive, seeded, shuffle
+from goldiprox.split import Split, check_ids, holdout_split, k_fold
+
+Checkpoint = Literal["inner", "last", "training_side"]
+
+
+@dataclass(frozen=True)
+class HoldoutConfig:
+    """How the holdout model is trained.
+
+    Attributes:
+        checkpoint: ``inner``: the epoch with the lowest loss on an inner part of the holdout. ``last``: the
+            converged model. ``training_side``: the epoch with the lowest loss on the training side (with noise
+            there, that stops far too early; kept because published code does so).
+        inner: The share of the holdout that only chooses the checkpoint.
+        max_epochs: An upper bound; training ends earlier, after `patience` epochs without a new best.
+        patience: Epochs to wait for a better checkpoint.
+        batch_size: Examples per step.
+        training: The optimiser.
+    """
+
+    checkpoint: Checkpoint = "inner"
+    inner: float = 0.1
+    max_epochs: int = 100
+    patience: int = 5
+    batch_size: int = 128
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self):
+        if self.checkpoint not in get_args(Checkpoint):
+            raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
+        if min(self.max_epochs, self.patience, self.batch_size) < 1:
+            raise ConfigError(
+                f"max_epochs={self.max_epochs}, patience={self.patience}, batch_size={self.batch_size}: "
+                f"all must be at least 1"
+            )
+        if not 0 < self.inner < 1:
+            raise ConfigError(f"an inner share of {self.inner} of the holdout is not between 0 and 1")
+
+
+@dataclass
+class HoldoutReport:
+    """How the training of a holdout model went: the epoch taken, its figures, the bill, FLOPs per example."""
+
+    epoch: int
+    epochs: int
+    figures: dict[str, float]
+    cost: Cost
+    rate: Rate | None
+
+
+def train_holdout_model(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    config: HoldoutConfig = HoldoutConfig(),
+    training_side: np.ndarray | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    on_step: OnStep | None = None,
+) -> HoldoutReport:
+    """Trains a model on the holdout until it stops improving, and leaves it at its chosen checkpoint.
+
+    Args:
+        il_model: Trained in place.
+        data: The base data set.
+        ids: The holdout side.
+        config: Checkpoint rule, patience, optimiser.
+        training_side: Only for the checkpoint rule ``training_side``.
+        loss: One loss per example.
+        forward: How the model is called.
+        seed: Of shuffling, inner split and dropout.
+        num_workers: Loading processes, for data that is not resident.
+        on_step: Called after every step.
+    """
+    ids = check_ids(ids, what="the holdout", length=len(unwrap(data)))
+    labels = labels_of(data)
+    inner = holdout_split(len(ids), None if labels is None else labels[ids], holdout=config.inner, seed=seed)
+    learn, judge = torch.as_tensor(ids[inner.train]), ids[inner.holdout]
+    if config.checkpoint == "training_side":
+        if training_side is None:
+            raise ConfigError("checkpoint='training_side' needs the ids of the training side")
+        learn, judge = torch.as_tensor(ids), training_side
+    if not len(judge):
+        raise ConfigError(f"a holdout of {len(ids)} examples is too small to choose a checkpoint on; enlarge it")
+    device = device_of(il_model)
+    batch_size = min(config.batch_size, len(learn))
+    with seeded(derive("example", seed), device):
+        example = next(iterate(data, [learn[:2]], device=device))
+    check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
+    best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=forward, num_workers=num_workers))
+
+    def batches() -> Iterator[Batch]:
+        # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
+        for epoch in range(config.max_epochs):
+            if best.converged:
+                return
+            order = shuffle(learn, derive("holdout epoch", seed, epoch))
+            batch_ids = order[: len(order) // batch_size * batch_size].view(-1, batch_size)
+            yield from iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
+
+    rate = rate_of(il_model, example, loss=loss, forward=forward)
+    history = fit(
+        il_model,
+        batches(),
+        steps=config.max_epochs * (len(learn) // batch_size),
+        config=config.training,
+        loss=loss,
+        forward=forward,
+        seed=derive("holdout model", seed),
+        evaluate=best,
+        eval_every=len(learn) // batch_size,
+        rate=rate,
+        on_step=on_step,
+    )
+    epoch, figures = best.restore(il_model)
+    # Choosing the checkpoint is part of making it, not a courtesy to the user: it belongs on the bill.
+    history.cost.add(rate, scored=len(judge) * best.epoch)
+    history.cost.seconds += history.cost.evaluation_seconds
+    history.cost.evaluation_seconds = 0.0
+    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate)
+
+
+class _BestCheckpoint:
+    """Evaluates a model once an epoch and remembers the state to return to."""
+
+    def __init__(self, config: HoldoutConfig, evaluate: Evaluate):
+        self.config, self.evaluate = config, evaluate
+        self.epoch = 0
+        self.best: tuple[float, int, dict[str, float], dict[str, Tensor]] | None = None
+        self.latest: dict[str, float] = {}
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        self.epoch += 1
+        self.latest = dict(self.evaluate(model))
+        value = self.latest["loss"]
+        if not np.isfinite(value):
+            raise NonFiniteError(
+                f"the holdout model's loss is {value} after epoch {self.epoch}: it diverged; lower its learning rate"
+            )
+        if self.best is None or value < self.best[0]:
+            self.best = (value, self.epoch, self.latest, copy.deepcopy(model.state_dict()))
+        return self.latest
+
+    @property
+    def converged(self) -> bool:
+        return self.best is not None and self.epoch - self.best[1] >= self.config.patience
+
+    def restore(self, model: nn.Module) -> tuple[int, dict[str, float]]:
+        assert self.best is not None, "fit evaluates at its end"
+        if self.config.checkpoint == "last":
+            return self.epoch, self.latest
+        _, epoch, figures, state = self.best
+        model.load_state_dict(state)
+        return epoch, figures
+
+
+def score(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    batch_size: int = 4096,
+    num_workers: int | None = None,
+) -> Float[Tensor, " n"]:
+    """The losses of these ids under a model in evaluation mode."""
+    parts = []
+    for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=batch_size, num_workers=num_workers):
+        losses = loss(output, batch.y)
+        check_losses(losses, batch.num_examples)
+        parts.append(losses.float().cpu())
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def irreducible_losses(
+    make_model: Callable[[int], nn.Module],
+    data: Any,
+    split: Split,
+    *,
+    num_folds: int = 0,
+    config: HoldoutConfig = HoldoutConfig(),
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    on_step: OnStep | None = None,
+    extra_config: dict[str, Any] | None = None,
+) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
+    """Trains the holdout model(s) and scores the training side.
+
+    Without folds, one model learns the holdout and scores the training side. With folds the training side is
+    divided; each part is scored by a model that learnt the other parts (and the holdout, where there is one).
+
+    Args:
+        make_model: Gives a fresh model for a fold number.
+        data: The base data set.
+        split: Training and holdout side.
+        num_folds: 0, or 2 and more for cross-fitting.
+        config: How the models are trained.
+        loss: One loss per example.
+        forward: How models are called.
+        seed: Of everything random.
+        num_workers: Loading processes, for data that is not resident.
+        on_step: Called after every training step.
+        extra_config: Recorded in the table's header.
+
+    Returns:
+        The table, the models, how each went, and the bill.
+    """
+    if isinstance(make_model, nn.Module):
+        raise ConfigError("give a function of the fold number that returns a fresh model, not a model")
+    if num_folds:
+        labels = labels_of(data)
+        folds = k_fold(split.train, None if labels is None else labels[split.train], num_folds=num_folds, seed=seed)
+        parts = [(np.union1d(np.setdiff1d(split.train, fold), split.holdout), fold) for fold in folds]
+    else:
+        split.require_holdout()
+        parts = [(split.holdout, split.train)]
+    values = torch.full((len(unwrap(data)),), torch.nan)
+    models, reports, total = [], [], Cost()
+    for number, (learn, target) in enumerate(parts):
+        model = make_model(number)
+        report = train_holdout_model(
+            model,
+            data,
+            learn,
+            config=config,
+            training_side=target,
+            loss=loss,
+            forward=forward,
+            seed=derive("fold", seed, number),
+            num_workers=num_workers,
+            on_step=on_step,
+        )
+        total.merge(report.cost)
+        with total.timed(), seeded(derive("scoring", seed), device_of(model)):
+            losses = score(model, data, target, loss=loss, forward=forward, num_workers=num_workers)
+        total.add(report.rate, scored=len(target))
+        fill(values, torch.as_tensor(target), losses)
+        models.append(model)
+        reports.append(report)
+    described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
+    table = IrreducibleLosses(values, data=describe(data), config=described, parents={"split": split.digest})
+    return table, models, reports, total
