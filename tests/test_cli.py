@@ -115,7 +115,10 @@ class TestRun:
         assert code == 0
         assert "final accuracy" in out
         assert "runs/mnist5k-001/accuracy.png" in out
-        assert "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model small_cnn --noise 0.1" in out
+        assert (
+            "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model mlp512 --seed 1 --noise 0.1"
+            in out
+        )
         assert "select" in err
         assert "steps/s" in err
         with monkeypatch.context() as patch:
@@ -401,12 +404,14 @@ class TestInspectAndVerify:
     def test_verify(self, finished, goldiprox):
         folder, _ = finished
         files = [folder / "sequence.arrow", folder / "irreducible.arrow"]
-        code, out, _ = goldiprox("verify", *files, "--with-data", *NOISY)
+        code, out, _ = goldiprox("verify", *files, "--data", "mnist5k", *NOISY)
         assert code == 0
         assert out.count("ok") == 2
+        code, _, err = goldiprox("verify", *files, *NOISY)
+        assert (code, "add --data NAME" in err) == (2, True)
         code, out, _ = goldiprox("verify", *files, "--json")
         assert [f["ok"] for f in json.loads(out)["files"]] == [True, True]
-        assert goldiprox("verify", *files, "--with-data", "--noise", "0.3")[0] == 1
+        assert goldiprox("verify", *files, "--data", "mnist5k", "--noise", "0.3")[0] == 1
 
     def test_verify_notices_a_sequence_of_another_table(self, finished, goldiprox):
         folder, _ = finished

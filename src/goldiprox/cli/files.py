@@ -14,13 +14,13 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import facts, failure, next_command, out, print_json, success
 from goldiprox.data import fingerprint, load, sources
 from goldiprox.data.fingerprint import short
-from goldiprox.errors import CorruptFile, GoldiproxError
+from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError
 from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.prepare import DataConfig
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Stages
 
 Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tables.")]
-WithData = Annotated[bool, typer.Option("--with-data", help="Compare with the data that the data flags describe.")]
 
 
 def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
@@ -71,15 +71,16 @@ def _readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-@o.configured(o.DATA)
+@o.configured(o.DATA, data="")
 def verify(
     config: RunConfig,
     file: Files,
-    with_data: WithData = False,
     json: o.Json = False,
 ) -> None:
-    """Check files: structure, checksums, end mark, ids, repetitions within a step, parents, and the data."""
-    stages = Stages(config) if with_data else None
+    """Check files: structure, checksums, end mark, ids, repetitions within a step, parents; with --data, the data."""
+    if not config.data.data and config.data != DataConfig(data=""):
+        raise ConfigError("flags about data, but no data to compare with: add --data NAME")
+    stages = Stages(config) if config.data.data else None
     opened: dict[str, Sequence | IrreducibleLosses] = {}
     problems: dict[str, str] = {}
     for path in file:

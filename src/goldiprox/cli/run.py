@@ -72,5 +72,7 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files and figures: {result['out']}")
     for path in result["figures"]:
         out.print(f"  {path}")
-    other = "--model small_cnn" if config.data.data in SOURCES else f"--model {config.model} --seed {config.seed + 1}"
+    # Another architecture where that takes seconds; else the same one from other weights.
+    fast = config.data.data in SOURCES and result["device"] != "cpu"
+    other = "--model small_cnn" if fast else f"--model {config.model} --seed {config.seed + 1}"
     next_command(f"train --sequence {quote(result['sequence']['path'])} {other}{o.data_flags(config)}")
