@@ -100,9 +100,9 @@ def pick_device(name: Device) -> torch.device:
 
 
 class Stages:
-    """The stages of one configuration, each usable alone; the command line calls nothing else.
+    """The stages of one configuration, each usable alone.
 
-    Everything that can be known to fail is checked on construction.
+    Settings that cannot work are refused on construction, models and selection when they are first built or tried.
     """
 
     def __init__(self, config: RunConfig, *, progress: Progress | None = None):
