@@ -206,3 +206,18 @@ def test_labels_are_found_where_data_sets_keep_them():
     assert labels_of(TensorDataset(torch.zeros(3, 1), torch.tensor([2, 0, 1]))).tolist() == [2, 0, 1]
     assert labels_of(TensorDataset(torch.zeros(3, 1), torch.rand(3))) is None
     assert labels_of(Items([1, 2])) is None
+
+
+def test_channels_last_changes_the_memory_and_nothing_else():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (6, 3, 5, 4), dtype=torch.uint8, generator=generator)
+    data = gp.TensorData(x, torch.arange(6), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    last = data.channels_last()
+    ids = torch.tensor([4, 0, 4])
+    taken = last.gather(ids)[0]
+    assert torch.equal(taken, data.gather(ids)[0])
+    assert taken.is_contiguous(memory_format=torch.channels_last)
+    assert gp.fingerprint(last) == gp.fingerprint(data)
+    assert last.to("cpu").is_channels_last
+    with pytest.raises(gp.DataError, match="no channels"):
+        make_blobs().channels_last()

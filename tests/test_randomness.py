@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldiprox import randomness
+from goldiprox.randomness import subkey, uniforms
 
 
 def splitmix64(position: int, key: int) -> int:
@@ -57,3 +58,13 @@ def test_seeded_restores_the_global_generator_even_after_an_error(global_state):
     assert global_state()
     with randomness.seeded(1):
         assert torch.equal(inside, torch.rand(3))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40))
+def test_keys_made_on_the_host_and_by_a_counting_device_are_the_same(key, step):
+    counted = torch.tensor(step)
+    assert subkey(key, step) == int(subkey(key, counted)) % 2**64
+    ids = torch.tensor([0, 7, 2**40])
+    assert torch.equal(uniforms(ids, subkey(key, step)), uniforms(ids, subkey(key, counted)))
+    nested = subkey(subkey(key, step), 3)
+    assert nested == int(subkey(subkey(key, counted), 3)) % 2**64

@@ -159,7 +159,7 @@ class TestSelector:
 
     def test_a_table_that_is_too_short(self, blobs):
         batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
-        with pytest.raises(MissingIrreducible, match="too short"):
+        with pytest.raises(MissingIrreducible, match="no irreducible loss"):
             gp.Selector(keep=4, irreducible=make_irreducible(make_blobs(50)))(make_mlp(), batch)
 
     def test_a_diverged_model_is_named(self, blobs):
@@ -223,8 +223,8 @@ def test_golden_candidates_and_picks():
 
 GOLDEN_CANDIDATES = [301, 155, 934, 543, 379, 347, 452, 489]
 GOLDEN_PICKS = {
-    "uniform": [934, 155, 543],
+    "uniform": [301, 489, 934],
     "irreducible_loss": [379, 452, 155],
-    "gumbel": [379, 347, 301],
-    "mix": [379, 489, 934],
+    "gumbel": [155, 301, 452],
+    "mix": [379, 489, 301],
 }

@@ -31,9 +31,11 @@ from goldiprox.holdout import irreducible_losses as irreducible_losses
 from goldiprox.holdout import train_holdout_model as train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
 from goldiprox.irreducible import describe as describe
-from goldiprox.loop import TrainingConfig as TrainingConfig
 from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.models import build as build
+from goldiprox.optim import TrainingConfig as TrainingConfig
+from goldiprox.recording import record as record
+from goldiprox.recording import record_many as record_many
 from goldiprox.selection import CandidateSampler as CandidateSampler
 from goldiprox.selection import Selector as Selector
 from goldiprox.selection import gumbel_top_k as gumbel_top_k
@@ -44,5 +46,5 @@ from goldiprox.sequence import SequenceWriter as SequenceWriter
 from goldiprox.split import Split as Split
 from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold
-from goldiprox.training import record as record
+from goldiprox.training import record_and_train as record_and_train
 from goldiprox.training import replay as replay

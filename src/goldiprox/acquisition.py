@@ -1,6 +1,7 @@
 """Acquisitions: pure functions from candidates to scores. Higher means: train on it."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from goldiprox.data import Batch
 from goldiprox.errors import ConfigError, MissingIrreducible, UnknownName
+from goldiprox.forward import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of, kept_modes
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.loop import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of, kept_modes
-from goldiprox.randomness import derive, preserved, uniforms
+from goldiprox.randomness import Key, derive, preserved, subkey, uniforms
 
 ScoringMode = Literal["train", "eval", "train_frozen_stats"]
 
@@ -26,10 +27,13 @@ class Candidates:
         x: Their inputs.
         y: Their targets.
         keep: How many of them will be trained on.
-        step: The selection step, counted from 0.
+        step: The selection step, counted from 0; a tensor where the device counts (CUDA graphs).
         seed: Of the draws that an acquisition makes.
         num_scored: How many examples went through the model so far.
+        scores: What the acquisition gave, once it has.
     """
+
+    scores: Tensor
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class Candidates:
         forward: Forward = call,
         mode: ScoringMode = "train_frozen_stats",
         seed: int = 0,
-        step: int = 0,
+        step: int | Tensor = 0,
     ):
         self._model, self._batch, self._irreducible = model, batch, irreducible
         self._loss, self._forward = loss, forward
@@ -98,19 +102,22 @@ class Candidates:
     def mc_log_probs(self, num_samples: int) -> Float[Tensor, "k n c"]:
         """Log-probabilities under several dropout masks; each mask is the same for all candidates."""
         samples = []
+        masks = self._key("dropout masks")
         for sample in range(num_samples):
-            generator = torch.Generator().manual_seed(derive("dropout masks", self.seed, self.step, sample))
             with (
                 torch.no_grad(),
                 scoring(self._model, self._mode),
-                consistent_dropout(self._model, generator),
+                consistent_dropout(self._model, subkey(masks, sample)),
             ):
                 samples.append(self._run().float().log_softmax(-1))
         return torch.stack(samples)
 
     def uniforms(self, purpose: str) -> Float[Tensor, " n"]:
         """One number in (0, 1) per candidate: a hash of its id, the step and the seed."""
-        return uniforms(self.ids, derive(purpose, self.seed, self.step))
+        return uniforms(self.ids, self._key(purpose))
+
+    def _key(self, purpose: str) -> Key:
+        return subkey(derive(purpose, self.seed), self.step)
 
 
 Acquisition: TypeAlias = Callable[[Candidates], Tensor]
@@ -176,11 +183,12 @@ def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
     random pool of `keep` candidates (so: uniform) below 80%, of twice as many from 80% on, then 4, 8 and 16
     times. The accuracy is that on the current candidates.
     """
-    accuracy = (c.logits.argmax(-1) == c.y).double().mean().item()
-    factor = max([1, *(f for threshold, f in ORDERED_SGD_STAGES if accuracy >= threshold)])
-    pool_size = min(factor * c.keep, len(c))
+    accuracy = (c.logits.argmax(-1) == c.y).double().mean()
+    pool_size = torch.full_like(accuracy, min(c.keep, len(c)), dtype=torch.int64)
+    for threshold, factor in ORDERED_SGD_STAGES:
+        pool_size = torch.where(accuracy >= threshold, min(factor * c.keep, len(c)), pool_size)
     draws = c.uniforms("ordered loss pool")
-    pool = draws <= draws.kthvalue(pool_size).values
+    pool = draws <= draws.sort().values[pool_size - 1]
     # Candidates outside the pool stay below all of it, and finite.
     return torch.where(pool, c.loss, c.loss - (c.loss.max() - c.loss.min() + 1))
 
@@ -241,8 +249,8 @@ def frozen_buffers(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def consistent_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Lets every dropout layer drop the same units for all examples of a batch."""
+def consistent_dropout(model: nn.Module, key: Key) -> Iterator[None]:
+    """Lets every dropout layer drop the same units for all examples of a batch: a hash of layer and unit."""
     layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     if not layers:
         raise ConfigError(
@@ -250,13 +258,16 @@ def consistent_dropout(model: nn.Module, generator: torch.Generator) -> Iterator
             "add some (--dropout 0.5 for built-in models), or use another acquisition"
         )
 
+    numbers: dict[nn.Module, int] = {layer: number for number, layer in enumerate(layers)}
+
     def drop(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:  # noqa: ARG001
         p = float(module.p)  # type: ignore[arg-type]
         units = output.shape[1:]
         if isinstance(module, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):  # these drop whole channels
             units = (units[0], *[1] * (len(units) - 1))
-        keep = torch.rand((1, *units), generator=generator) >= p
-        return output * keep.to(output.device, output.dtype) / (1 - p)
+        positions = torch.arange(math.prod(units), device=output.device)
+        keep = uniforms(positions, subkey(key, numbers[module])).view(1, *units) >= p
+        return output * keep.to(output.dtype) / (1 - p)
 
     handles = [layer.register_forward_hook(drop) for layer in layers]
     try:

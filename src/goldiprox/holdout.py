@@ -1,6 +1,7 @@
 """Holdout models: trained on what is held out, they give the training side its irreducible losses."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -11,25 +12,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from goldiprox.data import Batch, iterate, labels_of, unwrap
+from goldiprox.engine import EngineName, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
-from goldiprox.irreducible import IrreducibleLosses, describe, fill
-from goldiprox.ledger import Cost, Rate
-from goldiprox.loop import (
-    Evaluate,
+from goldiprox.forward import (
     Forward,
-    OnStep,
     PerExampleLoss,
-    TrainingConfig,
     call,
     check_losses,
     check_model,
     cross_entropy,
     device_of,
-    evaluate_on,
-    fit,
-    outputs,
-    rate_of,
+    in_precision,
 )
+from goldiprox.irreducible import IrreducibleLosses, describe, fill
+from goldiprox.ledger import Cost, Rate
+from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
+from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded, shuffle
 from goldiprox.split import Split, check_ids, holdout_split, k_fold
 
@@ -92,6 +90,7 @@ def train_holdout_model(
     forward: Forward = call,
     seed: int = 0,
     num_workers: int | None = None,
+    engine: EngineName = "auto",
     on_step: OnStep | None = None,
 ) -> HoldoutReport:
     """Trains a model on the holdout until it stops improving, and leaves it at its chosen checkpoint.
@@ -106,7 +105,8 @@ def train_holdout_model(
         forward: How the model is called.
         seed: Of shuffling, inner split and dropout.
         num_workers: Loading processes, for data that is not resident.
-        on_step: Called after every step.
+        engine: How steps run, see `goldiprox.loop.fit`.
+        on_step: Called after every step, or every few.
     """
     ids = check_ids(ids, what="the holdout", length=len(unwrap(data)))
     labels = labels_of(data)
@@ -118,26 +118,37 @@ def train_holdout_model(
         learn, judge = torch.as_tensor(ids), training_side
     if not len(judge):
         raise ConfigError(f"a holdout of {len(ids)} examples is too small to choose a checkpoint on; enlarge it")
-    device = device_of(il_model)
+    device, num_workers = device_of(il_model), loading_processes(engine, num_workers)
     batch_size = min(config.batch_size, len(learn))
     with seeded(derive("example", seed), device):
         example = next(iterate(data, [learn[:2]], device=device))
     check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
-    best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=forward, num_workers=num_workers))
+    lowered = in_precision(forward, config.training.precision)
+    best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers))
+
+    @functools.lru_cache(maxsize=1)
+    def epoch_ids(epoch: int) -> Tensor:
+        order = shuffle(learn, derive("holdout epoch", seed, epoch))
+        return order[: len(order) // batch_size * batch_size].view(-1, batch_size)
 
     def batches() -> Iterator[Batch]:
         # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
         for epoch in range(config.max_epochs):
             if best.converged:
                 return
-            order = shuffle(learn, derive("holdout epoch", seed, epoch))
-            batch_ids = order[: len(order) // batch_size * batch_size].view(-1, batch_size)
-            yield from iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
+            yield from iterate(data, epoch_ids(epoch), device=device, num_workers=num_workers, seed=seed)
 
+    def rows(first: int, count: int) -> Tensor:
+        epoch, row = divmod(first, len(learn) // batch_size)
+        if epoch >= config.max_epochs or (row == 0 and best.converged):
+            return torch.empty(0, batch_size)
+        return epoch_ids(epoch)[row : row + count]
+
+    resident = on_device(data, device, num_workers)
     rate = rate_of(il_model, example, loss=loss, forward=forward)
-    history = fit(
+    task = Task(
         il_model,
-        batches(),
+        batches() if resident is None else Given(resident, rows, batches()),
         steps=config.max_epochs * (len(learn) // batch_size),
         config=config.training,
         loss=loss,
@@ -148,6 +159,7 @@ def train_holdout_model(
         rate=rate,
         on_step=on_step,
     )
+    history = fit(task, engine=engine)
     epoch, figures = best.restore(il_model)
     # Choosing the checkpoint is part of making it, not a courtesy to the user: it belongs on the bill.
     history.cost.add(rate, scored=len(judge) * best.epoch)
@@ -205,8 +217,8 @@ def score(
     for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=batch_size, num_workers=num_workers):
         losses = loss(output, batch.y)
         check_losses(losses, batch.num_examples)
-        parts.append(losses.float().cpu())
-    return torch.cat(parts) if parts else torch.empty(0)
+        parts.append(losses.float())
+    return torch.cat(parts).cpu() if parts else torch.empty(0)
 
 
 def irreducible_losses(
@@ -220,6 +232,7 @@ def irreducible_losses(
     forward: Forward = call,
     seed: int = 0,
     num_workers: int | None = None,
+    engine: EngineName = "auto",
     on_step: OnStep | None = None,
     extra_config: dict[str, Any] | None = None,
 ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
@@ -238,7 +251,8 @@ def irreducible_losses(
         forward: How models are called.
         seed: Of everything random.
         num_workers: Loading processes, for data that is not resident.
-        on_step: Called after every training step.
+        engine: How steps run, see `goldiprox.loop.fit`.
+        on_step: Called after every training step, or every few.
         extra_config: Recorded in the table's header.
 
     Returns:
@@ -267,11 +281,13 @@ def irreducible_losses(
             forward=forward,
             seed=derive("fold", seed, number),
             num_workers=num_workers,
+            engine=engine,
             on_step=on_step,
         )
         total.merge(report.cost)
+        lowered = in_precision(forward, config.training.precision)
         with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-            losses = score(model, data, target, loss=loss, forward=forward, num_workers=num_workers)
+            losses = score(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
         total.add(report.rate, scored=len(target))
         fill(values, torch.as_tensor(target), losses)
         models.append(model)

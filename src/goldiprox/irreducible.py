@@ -14,7 +14,7 @@ from torch import Tensor
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.data import Batch, fingerprint, iterate, require_fingerprint, unwrap
 from goldiprox.errors import DataError, FingerprintMismatch, MissingIrreducible, NonFiniteError, some
-from goldiprox.loop import check_losses
+from goldiprox.forward import check_losses
 from goldiprox.randomness import derive, seeded
 
 KIND = "irreducible"
@@ -46,18 +46,20 @@ class IrreducibleLosses:
             )
         self.values = values.detach().float().cpu()
         self.data, self.config, self.parents = data, config or {}, parents or {}
-        self._on: dict[torch.device, Tensor] = {self.values.device: self.values}
+        self._on: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, ids: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """The losses of these ids, on the device of the ids."""
-        if len(ids) and int(ids.max()) >= len(self):
-            self.require(ids.cpu().numpy())
+        """The losses of these ids, on the device of the ids; NaN where unknown.
+
+        Nothing is looked at, so a GPU need not be waited for: an id beyond the table has no known loss.
+        """
         if ids.device not in self._on:
-            self._on[ids.device] = self.values.to(ids.device)
-        return self._on[ids.device][ids]
+            unknown = torch.full((1,), torch.nan)
+            self._on[ids.device] = torch.cat([self.values, unknown]).to(ids.device)
+        return self._on[ids.device][ids.clamp(max=len(self))]
 
     @property
     def ids(self) -> np.ndarray:

@@ -1,68 +1,36 @@
-"""The one training loop, the one evaluation, and what they share with scoring."""
+"""The one training loop and the one evaluation."""
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from goldiprox.data import Batch, TensorData, iterate, labels_of, unwrap
-from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, NonFiniteError, UnknownName, some
+from goldiprox.data import Batch, iterate, unwrap
+from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer
+from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.forward import (
+    Forward,
+    PerExampleLoss,
+    backends,
+    call,
+    cross_entropy,
+    device_of,
+    evaluating,
+    kept_modes,
+)
 from goldiprox.ledger import Cost, Rate, measure_rate
-from goldiprox.randomness import derive, preserved, seeded
+from goldiprox.optim import TrainingConfig, released
+from goldiprox.randomness import preserved, seeded
 
-PerExampleLoss: TypeAlias = Callable[[Any, Any], Tensor]
-"""(output, targets) -> one loss per example."""
-Forward: TypeAlias = Callable[[nn.Module, Any], Any]
-"""(model, inputs) -> output."""
-Schedule = Literal["constant", "cosine"]
 Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
 OnRecord: TypeAlias = Callable[[dict[str, Any]], None]
 OnStep: TypeAlias = Callable[[int, Mapping[str, Any]], None]
 """(steps done, the latest evaluation): for progress bars."""
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How a model is optimised: AdamW, as in the paper.
-
-    Attributes:
-        lr: The (peak) learning rate.
-        weight_decay: Decoupled.
-        schedule: ``constant`` (the paper's), or ``cosine``: decayed to zero at the last step.
-    """
-
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    schedule: Schedule = "constant"
-
-    def __post_init__(self):
-        if self.schedule not in get_args(Schedule):
-            raise UnknownName("schedule", self.schedule, get_args(Schedule))
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"a learning rate of {self.lr} does not train; give a positive one")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"a weight decay of {self.weight_decay} is not zero or more")
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        parameters = list(model.parameters())
-        fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
-
-    def scheduler(
-        self, optimizer: torch.optim.Optimizer, steps: int | None
-    ) -> torch.optim.lr_scheduler.LRScheduler | None:
-        if self.schedule == "constant":
-            return None
-        if steps is None:
-            raise ConfigError("a cosine schedule needs the number of steps")
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * min(t / steps, 1))))
 
 
 @dataclass
@@ -78,169 +46,15 @@ class History:
         return self.evaluations[-1] if self.evaluations else {}
 
 
-_NO_LABEL = torch.iinfo(torch.int64).min
-"""No label is to be ignored: not -100 either, which torch passes over in silence."""
+@dataclass
+class Task:
+    """A model and what it is to be trained on.
 
-
-def cross_entropy(output: Float[Tensor, "n c"], y: Tensor) -> Float[Tensor, " n"]:
-    """The default per-example loss, for classification."""
-    try:
-        return nn.functional.cross_entropy(output, y, reduction="none", ignore_index=_NO_LABEL)
-    except IndexError as e:
-        bad = y[(y < 0) | (y >= output.shape[1])].tolist()
-        raise DataError(f"labels {some(bad)} are outside the model's {output.shape[1]} classes; correct them") from e
-
-
-def call(model: nn.Module, x: Any) -> Any:
-    """The default forward pass."""
-    return model(x)
-
-
-@contextlib.contextmanager
-def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Puts every module's training mode back, also of those the user froze."""
-    modes = [(m, m.training) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for m, training in modes:
-            m.training = training
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the code inside."""
-    with kept_modes(model):
-        model.eval()
-        yield
-
-
-def device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
-
-
-def check_model(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    loss: PerExampleLoss = cross_entropy,
-    forward: Forward = call,
-    data: Any = None,
-    role: str = "model",
-) -> None:
-    """Tries a model on a few examples, and says what does not fit before any training is spent on it.
-
-    Args:
-        model: Is left as it was.
-        batch: A few examples.
-        loss: One loss per example.
-        forward: How the model is called.
-        data: The data set they come from; its labels, where it has them at hand, must fit the model's outputs.
-        role: What to call the model in a message.
-    """
-    with preserved(device_of(model)), evaluating(model), torch.no_grad():
-        try:
-            output = forward(model, batch.x)
-        except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ModelMismatch(f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}") from e
-        if loss is cross_entropy:
-            _check_logits(output, batch, _num_classes(data), role)
-        try:
-            values = loss(output, batch.y)
-        except GoldiproxError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ModelMismatch(
-                f"the loss cannot be taken of the {role}'s output ({_shapes(output)}) and the targets "
-                f"({_shapes(batch.y)}): {_first_line(e)}"
-            ) from e
-    check_losses(values, batch.num_examples)
-
-
-def _num_classes(data: Any) -> int | None:
-    """How many classes the labels of a data set need, where they are at hand."""
-    data = unwrap(data)
-    if isinstance(data, TensorData):
-        return data.num_classes
-    labels = None if data is None else labels_of(data)
-    if labels is None or not len(labels):
-        return None
-    if labels.min() < 0:
-        bad = (labels < 0).nonzero()[0].tolist()
-        raise DataError(f"the labels of ids {some(bad)} are negative; classes are counted from 0")
-    return int(labels.max()) + 1
-
-
-def check_losses(values: Any, num_examples: int) -> None:
-    """Raises unless a loss gave one value per example."""
-    if not isinstance(values, Tensor) or tuple(values.shape) != (num_examples,):
-        raise ModelMismatch(
-            f"the loss must give one value per example, shape ({num_examples},); it gave {_shapes(values)}. "
-            f"Use reduction='none' and average over what is not the example"
-        )
-
-
-def _check_logits(output: Any, batch: Batch, num_classes: int | None, role: str) -> None:
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != batch.num_examples:
-        raise ModelMismatch(
-            f"the {role} must give one row of logits per example for cross-entropy; it gave {_shapes(output)}. "
-            f"For another task pass loss= (and forward=)"
-        )
-    if not isinstance(batch.y, Tensor) or batch.y.is_floating_point() or batch.y.ndim != 1:
-        raise ModelMismatch(
-            f"cross-entropy needs one integer label per example; the targets are {_shapes(batch.y)}. "
-            f"For another task pass loss="
-        )
-    num_classes = num_classes or int(batch.y.max()) + 1
-    if output.shape[1] < num_classes:
-        raise ModelMismatch(
-            f"the {role} has {output.shape[1]} outputs, the labels have {num_classes} classes; "
-            f"give its last layer {num_classes} outputs"
-        )
-
-
-def _shapes(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_shapes(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(_shapes(v) for v in value) + ")"
-    return type(value).__name__
-
-
-def _first_line(e: Exception) -> str:
-    return str(e).splitlines()[0] if str(e) else type(e).__name__
-
-
-def fit(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    *,
-    steps: int | None = None,
-    config: TrainingConfig = TrainingConfig(),
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
-    loss: PerExampleLoss = cross_entropy,
-    forward: Forward = call,
-    seed: int = 0,
-    evaluate: Evaluate | None = None,
-    eval_every: int | None = None,
-    rate: Rate | None = None,
-    num_scored: Callable[[], int] = lambda: 0,
-    on_record: OnRecord | None = None,
-    on_step: OnStep | None = None,
-) -> History:
-    """Trains a model on batches, one step each, and evaluates it on the way.
-
-    The order of work within a step is fixed: take the next batch (which may score candidates with this very
-    model), then update. Dropout draws from the seed; the global generators are left as they were.
-
-    Args:
+    Attributes:
         model: Trained in place, on the device it is on.
-        batches: What it trains on, in order.
+        batches: What it trains on, in order; a `Feed` where the device can make them by itself.
         steps: How many there are, where that is known.
-        config: Learning rate, weight decay, schedule.
+        config: Learning rate, weight decay, schedule, precision.
         optimizer: Makes another optimiser than `config` does.
         loss: One loss per example; the step minimises their mean.
         forward: How the model is called.
@@ -250,68 +64,170 @@ def fit(
         rate: The model's FLOPs per example, for the bill.
         num_scored: How many examples `batches` has scored with this model so far, for the bill.
         on_record: Gets every evaluation.
-        on_step: Called after every step.
+        on_step: Called after every step, or every few.
     """
-    device = device_of(model)
-    opt = optimizer(model) if optimizer else config.optimizer(model)
-    scheduler = config.scheduler(opt, steps)
-    history = History()
-    latest: dict[str, Any] = {}
-    # On a GPU, looking at a loss waits for it; there, look at several at once.
-    watch = _FiniteWatch(every=1 if device.type == "cpu" else 64)
 
-    def evaluate_now() -> None:
-        nonlocal latest
-        if evaluate is None or (history.evaluations and history.evaluations[-1]["step"] == history.steps):
+    model: nn.Module
+    batches: Iterable[Batch] | Feed
+    steps: int | None = None
+    config: TrainingConfig = TrainingConfig()
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    loss: PerExampleLoss = cross_entropy
+    forward: Forward = call
+    seed: int = 0
+    evaluate: Evaluate | None = None
+    eval_every: int | None = None
+    rate: Rate | None = None
+    num_scored: Callable[[], int] = lambda: 0
+    on_record: OnRecord | None = None
+    on_step: OnStep | None = None
+
+
+class _Run:
+    """A task under way: the bill, the evaluations, the calls back."""
+
+    def __init__(self, task: Task):
+        self.task, self.history = task, History()
+        self.latest: dict[str, Any] = {}
+        self.device = device_of(task.model)
+        self.trainer = Trainer(
+            task.model,
+            steps=task.steps,
+            config=task.config,
+            optimizer=task.optimizer,
+            loss=task.loss,
+            forward=task.forward,
+            seed=task.seed,
+        )
+
+    @property
+    def until_evaluation(self) -> int:
+        every = self.task.eval_every if self.task.evaluate else None
+        return every - self.history.steps % every if every else 1 << 30
+
+    @property
+    def is_due(self) -> bool:
+        every = self.task.eval_every if self.task.evaluate else None
+        return bool(every) and self.history.steps % every == 0
+
+    def account(self, trained: int, steps: int) -> None:
+        cost = self.history.cost
+        self.history.steps += steps
+        scored = self.task.num_scored() - cost.examples_scored
+        cost.add(self.task.rate, scored=scored, trained=trained - cost.examples_trained)
+
+    def evaluate(self) -> None:
+        """Evaluates the model as it is, if that was not done at this very step."""
+        task, history = self.task, self.history
+        if task.evaluate is None or (history.evaluations and history.evaluations[-1]["step"] == history.steps):
             return
-        with history.cost.timed():
-            _finish(device)  # steps still under way on a GPU are training's, not the evaluation's
         start = time.perf_counter()
-        with preserved(device), kept_modes(model):  # whatever it does, training goes on as if it had not
-            figures = dict(evaluate(model))
+        with preserved(self.device), kept_modes(task.model):  # whatever it does, training goes on as if it had not
+            figures = dict(task.evaluate(task.model))
         history.cost.evaluation_seconds += time.perf_counter() - start
-        latest = {
+        self.latest = {
             "step": history.steps,
             "examples": history.cost.examples_trained,
             "flops": history.cost.flops,
             "seconds": round(history.cost.seconds, 6),
             **figures,
         }
-        history.evaluations.append(latest)
-        if on_record:
-            on_record(latest)
+        history.evaluations.append(self.latest)
+        if task.on_record:
+            task.on_record(self.latest)
 
-    if not model.training:
-        model.train()
-    with seeded(derive("training", seed), device):
-        remaining = iter(batches)
+    def report(self) -> None:
+        if self.task.on_step:
+            with preserved(self.device):
+                self.task.on_step(self.history.steps, self.latest)
+
+
+def fit(task: Task, *, engine: EngineName = "auto") -> History:
+    """Trains a model on batches, one step each, and evaluates it on the way.
+
+    The order of work within a step is fixed: take the next batch (which may score candidates with this very
+    model), then update. Dropout draws from the seed; the global generators are left as they were.
+
+    Args:
+        task: The model and what it is to be trained on.
+        engine: How steps run; ``auto`` takes a CUDA graph where the device can make the batches by itself.
+    """
+    return fit_together([task], engine=engine)[0]
+
+
+def fit_together(tasks: Sequence[Task], *, engine: EngineName = "auto") -> list[History]:
+    """Trains several models with the same number of steps: at once in one CUDA graph, else one after another."""
+    if engine not in get_args(EngineName):
+        raise UnknownName("engine", engine, get_args(EngineName))
+    graph = engine in ("auto", "graph") and all(_is_feed(t.batches) for t in tasks)
+    if engine == "graph" and not graph:
+        raise ConfigError(
+            "the graph engine needs a CUDA device, and data that lies on it (gp.TensorData, no loading processes); "
+            "use engine='auto' (--engine auto)"
+        )
+    if not graph and len(tasks) > 1:
+        return [fit(task, engine=engine) for task in tasks]
+    runs = [_Run(task) for task in tasks]
+    device = runs[0].device
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(released(run.trainer.optimizer))
+            if not run.task.model.training:
+                run.task.model.train()
+        stack.enter_context(seeded(runs[0].trainer.seed, device))
+        stack.enter_context(backends(tasks[0].config.precision, device))
+        _drive(runs, _make_engine(runs, graph=graph))
+    return [run.history for run in runs]
+
+
+def _is_feed(batches: Any) -> bool:
+    return hasattr(batches, "window")
+
+
+def _make_engine(runs: Sequence[_Run], *, graph: bool) -> Engine:
+    if graph:
+        return Graph([r.trainer for r in runs], [r.task.batches for r in runs])  # type: ignore[misc]
+    return Eager(runs[0].trainer, runs[0].task.batches)
+
+
+def _drive(runs: Sequence[_Run], engine: Engine) -> None:
+    try:
         while True:
-            with history.cost.timed():
-                batch = next(remaining, None)
-                if batch is None:
-                    break
-                losses = loss(forward(model, batch.x), batch.y)
-                watch(history.steps, batch.ids, losses)
-                opt.zero_grad(set_to_none=True)
-                losses.mean().backward()
-                opt.step()
-                if scheduler:
-                    scheduler.step()
-            history.steps += 1
-            scored = num_scored() - history.cost.examples_scored
-            history.cost.add(rate, scored=scored, trained=batch.num_examples)
-            if eval_every and history.steps % eval_every == 0:
-                evaluate_now()
-            if on_step:
-                with preserved(device):
-                    on_step(history.steps, latest)
-        with history.cost.timed():
-            watch.look()
-            _finish(device)
-        evaluate_now()
-        if on_step:
-            on_step(history.steps, latest)
-    return history
+            with _shared_time(runs):
+                steps = engine.advance(min(run.until_evaluation for run in runs))
+            if not steps:
+                break
+            for run, trained in zip(runs, engine.trained, strict=True):
+                run.account(trained, steps)
+            if any(run.is_due for run in runs):
+                with _shared_time(runs):
+                    engine.drain()
+                    _finish(runs[0].device)  # steps still under way on a GPU are training's, not the evaluation's
+            for run, trained in zip(runs, engine.trained, strict=True):
+                if run.is_due:
+                    run.account(trained, 0)  # what was scored is known for sure only now
+                    run.evaluate()
+                run.report()
+        with _shared_time(runs):
+            engine.drain()
+            _finish(runs[0].device)
+        for run, trained in zip(runs, engine.trained, strict=True):
+            run.account(trained, 0)
+            run.evaluate()
+            run.report()
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def _shared_time(runs: Sequence[_Run]) -> Iterator[None]:
+    """Bills every run for its share of the time that the code inside takes."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        for run in runs:
+            run.history.cost.seconds += (time.perf_counter() - start) / len(runs)
 
 
 def _finish(device: torch.device) -> None:
@@ -320,31 +236,6 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-class _FiniteWatch:
-    """Stops training at the first loss that is not finite."""
-
-    def __init__(self, every: int):
-        self.every = every
-        self.kept: list[tuple[int, Tensor, Tensor]] = []
-
-    def __call__(self, step: int, ids: Tensor, losses: Tensor) -> None:
-        self.kept.append((step, ids, losses.detach()))
-        if len(self.kept) >= self.every:
-            self.look()
-
-    def look(self) -> None:
-        for step, ids, losses in self.kept:
-            if not bool(torch.isfinite(losses).all()):
-                bad = ids[~torch.isfinite(losses)].tolist()
-                raise NonFiniteError(
-                    f"the training loss is not finite at step {step} for ids {some(bad)}. Likely the model diverged: "
-                    f"lower the learning rate or clip gradients; if it happens at step 0, look at these inputs",
-                    step=step,
-                    ids=bad,
-                )
-        self.kept.clear()
 
 
 def evaluate_on(

@@ -5,9 +5,11 @@ and after a resume, there is no state to save, and no global generator is involv
 """
 
 import contextlib
+import contextvars
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -25,7 +27,30 @@ def derive(purpose: str, *parts: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def _signed(value: int) -> int:
+Key: TypeAlias = int | Tensor
+"""64 bits that choose a stream of random numbers: a number, or a 0-d tensor where the device counts the steps."""
+
+
+@overload
+def subkey(key: int, position: int) -> int: ...
+@overload
+def subkey(key: Key, position: Key) -> Key: ...
+def subkey(key: Key, position: Key) -> Key:
+    """The key at this position (a step, a layer, a sample) of the stream `key`.
+
+    Made on the host from numbers and on the device from tensors, it is the same.
+    """
+    if isinstance(key, Tensor) or isinstance(position, Tensor):
+        return _hash(position, key)
+    x = (position * _INCREMENT + key) & _MASK
+    x = (x ^ x >> 30) * _FIRST & _MASK
+    x = (x ^ x >> 27) * _SECOND & _MASK
+    return x ^ x >> 31
+
+
+def _signed(value: Key) -> Any:
+    if isinstance(value, Tensor):
+        return value
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -35,29 +60,49 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def hash_ids(ids: Int[Tensor, " n"], key: int) -> Int[Tensor, " n"]:
-    """64 well-mixed bits per id (SplitMix64 at position `id` of the stream `key`)."""
-    x = ids.long() * _signed(_INCREMENT) + _signed(key)
+def _hash(positions: Key, key: Key) -> Tensor:
+    x = _signed(positions) * _signed(_INCREMENT) + _signed(key)
     x = (x ^ _shift(x, 30)) * _signed(_FIRST)
     x = (x ^ _shift(x, 27)) * _signed(_SECOND)
     return x ^ _shift(x, 31)
 
 
-def uniforms(ids: Int[Tensor, " n"], key: int) -> Float[Tensor, " n"]:
+def hash_ids(ids: Int[Tensor, " n"], key: Key) -> Int[Tensor, " n"]:
+    """64 well-mixed bits per id (SplitMix64 at position `id` of the stream `key`)."""
+    return _hash(ids.long(), key)
+
+
+def uniforms(ids: Int[Tensor, " n"], key: Key) -> Float[Tensor, " n"]:
     """One number in the open interval (0, 1) per id."""
     if ids.device.type == "mps":  # which has no float64
         return (_shift(hash_ids(ids, key), 41).float() + 0.5) * 2.0**-23
     return (_shift(hash_ids(ids, key), 12).double() + 0.5) * 2.0**-52
 
 
-def shuffle(ids: Int[Tensor, " n"], key: int) -> Int[Tensor, " n"]:
+def shuffle(ids: Int[Tensor, " n"], key: Key) -> Int[Tensor, " n"]:
     """The ids in a random order that depends only on the ids and the key."""
     return ids[torch.argsort(hash_ids(ids, key), stable=True)]
+
+
+_unguarded = contextvars.ContextVar("_unguarded", default=False)
+
+
+@contextlib.contextmanager
+def unguarded() -> Iterator[None]:
+    """Lets `preserved` do nothing inside: reading a generator is impossible while a CUDA graph is captured."""
+    token = _unguarded.set(True)
+    try:
+        yield
+    finally:
+        _unguarded.reset(token)
 
 
 @contextlib.contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
     """Leaves torch's global generators as they were, whatever runs inside (dropout, initialisation)."""
+    if _unguarded.get():
+        yield
+        return
     backend = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
     state = torch.get_rng_state()
     device_state = backend.get_rng_state() if backend else None
@@ -67,6 +112,12 @@ def preserved(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(state)
         if backend and device_state is not None:
             backend.set_rng_state(device_state)
+
+
+def host_generators() -> tuple[Any, ...]:
+    """The states of the global generators of torch, NumPy and Python on the host, to see whether something drew."""
+    _, numpy_keys, numpy_position, *_ = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), numpy_keys.tobytes(), numpy_position, random.getstate()  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
 from goldiprox.data import Batch, as_batch
 from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
+from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.loop import Forward, PerExampleLoss, call, cross_entropy, device_of
-from goldiprox.randomness import derive, preserved, shuffle, uniforms
+from goldiprox.randomness import Key, derive, preserved, shuffle, subkey, uniforms
+from goldiprox.watch import Watch
 
-Rule: TypeAlias = Callable[[Tensor, Tensor, int, int], Tensor]
+Rule: TypeAlias = Callable[[Tensor, Tensor, int, Key], Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step."""
 
 
 def top_k() -> Rule:
     """Keeps the highest scores (the paper's rule). Ties break by id."""
 
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:  # noqa: ARG001
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:  # noqa: ARG001
         return _highest(scores, ids, keep)
 
     return rule
@@ -41,13 +42,13 @@ def gumbel_top_k(temperature: float = 1.0) -> Rule:
     if not 0 <= temperature < math.inf:
         raise ConfigError(f"a temperature of {temperature} is not zero or more; 0 is top_k, large is uniform")
 
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
         if temperature == 0:
             return _highest(scores, ids, keep)
         noise = -(-uniforms(ids, key).log()).log()
         std = scores.to(noise.dtype).std(correction=0)
         scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
-        return _highest(scaled + noise, ids, keep)
+        return _highest((scaled + noise).float(), ids, keep)
 
     return rule
 
@@ -63,10 +64,10 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         raise ConfigError(f"a share of {fraction} is not between 0 and 1")
     inner = rule or top_k()
 
-    def mixed(scores: Tensor, ids: Tensor, keep: int, key: int) -> Tensor:
+    def mixed(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
         num_uniform = round(fraction * keep)
         chosen = inner(scores, ids, keep - num_uniform, key)
-        draws = uniforms(ids, derive("mix", key))
+        draws = uniforms(ids, subkey(key, 1))
         draws[chosen] = -1.0
         return torch.cat([chosen, _highest(draws, ids, num_uniform)])
 
@@ -74,8 +75,16 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
 
 
 def _highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> Int[Tensor, " k"]:
-    by_id = ids.argsort()
-    return by_id[scores[by_id].argsort(descending=True, stable=True)[:keep]]
+    """The rows of the highest scores, ties by id: one selection over keys of 32 bits of score and 32 of id.
+
+    On a GPU, ids beyond 2**32 break ties by their low 32 bits: looking at them there would mean waiting.
+    """
+    if ids.device.type == "cpu" and len(ids) and int(ids.max()) >> 32:
+        by_id = ids.argsort()
+        return by_id[scores[by_id].float().argsort(descending=True, stable=True)[:keep]]
+    bits = (scores.float() + 0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats order backwards as integers
+    return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
 
 
 def make_rule(name: str, *, temperature: float = 1.0, fraction: float = 0.5) -> Rule:
@@ -136,6 +145,7 @@ class Selector:
             )
         self.step = self.num_scored = 0
         self.chosen: dict[str, Tensor] = {}
+        self._watch: Watch | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
         """The kept part of a batch from a loader over `WithIds`, on the model's device."""
@@ -147,16 +157,32 @@ class Selector:
         return ids[self._advance(model, Batch(ids, (), ()))]
 
     def _advance(self, model: nn.Module, batch: Batch) -> Tensor:
-        rows, candidates = self._choose(model, batch, self.mode)
+        rows, candidates, self.chosen = self.choose(model, batch, self.step)
+        self._watch = self._watch or Watch(batch.ids.device)
+        self._watch(Scored.of(candidates).check)
         self.step += 1
         self.num_scored += candidates.num_scored
         return rows
 
-    def check(self, model: nn.Module, batch: Batch) -> None:
-        """Tries a selection without a trace, so that what cannot work is known before training."""
-        self._choose(model, batch, "train_frozen_stats" if self.mode == "train" else self.mode)
+    def check(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Tries a selection without a trace, so that what cannot work is known before training.
 
-    def _choose(self, model: nn.Module, batch: Batch, mode: ScoringMode) -> tuple[Tensor, Candidates]:
+        Returns:
+            What was computed on the way: what can be recorded beside ids.
+        """
+        mode = "train_frozen_stats" if self.mode == "train" else self.mode
+        _, candidates, chosen = self.choose(model, batch, self.step, mode=mode)
+        Scored.of(candidates).check()
+        return chosen
+
+    def choose(
+        self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None
+    ) -> tuple[Tensor, Candidates, dict[str, Tensor]]:
+        """The rows to keep at a step, the scored candidates, and what is known of those kept.
+
+        Changes nothing here and looks at no value, so that a GPU need not be waited for and a CUDA graph can
+        hold it.
+        """
         n = batch.num_examples
         if self.keep > n:
             raise ConfigError(
@@ -170,17 +196,18 @@ class Selector:
             irreducible=self.irreducible,
             loss=self.loss,
             forward=self.forward,
-            mode=mode,
+            mode=mode or self.mode,
             seed=self.seed,
-            step=self.step,
+            step=step,
         )
         with preserved(device_of(model)):  # acquisitions and live holdout models are users' code
-            scores = self.acquisition(candidates)
-        check_scores(scores, candidates)
-        rows = self.rule(scores, batch.ids, self.keep, derive("selection rule", self.seed, self.step))
+            candidates.scores = scores = self.acquisition(candidates)
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != (n,):
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ConfigError(f"an acquisition must give one score per candidate, shape ({n},); it gave {shape}")
+        rows = self.rule(scores, batch.ids, self.keep, subkey(derive("selection rule", self.seed), step))
         known = {"score": scores} | {k: vars(candidates)[k] for k in ("loss", "irreducible") if k in vars(candidates)}
-        self.chosen = {k: v[rows] for k, v in known.items()}
-        return rows, candidates
+        return rows, candidates, {k: v[rows] for k, v in known.items()}
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}
@@ -189,33 +216,43 @@ class Selector:
         self.step, self.seed = int(state["step"]), int(state["seed"])
 
 
-def check_scores(scores: Tensor, c: Candidates) -> None:
-    """Raises for scores that cannot be ranked, and names the likely cause."""
-    if not isinstance(scores, Tensor) or tuple(scores.shape) != (len(c),):
-        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ConfigError(f"an acquisition must give one score per candidate, shape ({len(c)},); it gave {shape}")
-    finite = scores.isfinite()
-    if bool(finite.all()):
-        return
-    bad = c.ids[~finite].tolist()
-    known = vars(c)
-    if "irreducible" in known and bool(known["irreducible"].isnan().any()):
-        unknown = c.ids[known["irreducible"].isnan()].tolist()
-        raise MissingIrreducible(
-            f"{len(unknown)} candidates of step {c.step} have no irreducible loss (ids {some(unknown)}): holdout "
-            f"examples among the candidates, or a table of another split. Draw candidates from the training side only: "
-            f"DataLoader(gp.WithIds(data), batch_sampler=gp.CandidateSampler(irreducible.ids, ...))"
+class Scored(NamedTuple):
+    """What is needed to say why scores cannot be ranked."""
+
+    step: int
+    ids: Tensor
+    scores: Tensor
+    loss: Tensor | None = None
+    irreducible: Tensor | None = None
+
+    @classmethod
+    def of(cls, c: Candidates) -> "Scored":
+        known = vars(c)
+        return cls(int(c.step), c.ids, known["scores"], known.get("loss"), known.get("irreducible"))
+
+    def check(self) -> None:
+        """Raises for scores that are not finite, and names the likely cause."""
+        finite = self.scores.isfinite()
+        if bool(finite.all()):
+            return
+        bad = self.ids[~finite].tolist()
+        if self.irreducible is not None and bool(self.irreducible.isnan().any()):
+            unknown = self.ids[self.irreducible.isnan()].tolist()
+            raise MissingIrreducible(
+                f"{len(unknown)} candidates of step {self.step} have no irreducible loss (ids {some(unknown)}): "
+                f"holdout examples, or a table of another split. Draw candidates from the training "
+                f"side only: DataLoader(gp.WithIds(data), batch_sampler=gp.CandidateSampler(irreducible.ids, ...))"
+            )
+        if self.loss is None or not bool(self.loss.isfinite().all()):
+            cause = (
+                "the model's loss on them is not finite: it diverged (lower the learning rate), "
+                "or their inputs are not finite"
+            )
+        else:
+            cause = "look at the acquisition function"
+        raise NonFiniteError(
+            f"{len(bad)} scores are not finite at step {self.step}, ids {some(bad)}: {cause}", step=self.step, ids=bad
         )
-    if "loss" in known and not bool(known["loss"].isfinite().all()):
-        cause = (
-            "the model's loss on them is not finite: it diverged (lower the learning rate), "
-            "or their inputs are not finite"
-        )
-    else:
-        cause = "look at the acquisition function"
-    raise NonFiniteError(
-        f"{len(bad)} scores are not finite at step {c.step}, ids {some(bad)}: {cause}", step=c.step, ids=bad
-    )
 
 
 class CandidateSampler:
@@ -243,6 +280,8 @@ class CandidateSampler:
             raise ConfigError(f"candidates={candidates}, steps={steps}: both must be at least 1")
         self.candidates, self.seed, self.steps = candidates, seed, steps
         self.steps_per_epoch = len(self.ids) // candidates
+        self._epoch: tuple[int, Tensor] = (-1, self.ids)
+        self._placed = self.ids
 
     def __len__(self) -> int:
         return self.steps
@@ -250,6 +289,19 @@ class CandidateSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for batch_ids in self.batches():
             yield batch_ids.tolist()
+
+    def window(self, first: int, count: int, device: torch.device) -> Int[Tensor, "steps n"]:
+        """The candidates of at most `count` steps from `first` on, up to the epoch's end, on a device."""
+        epoch, row = divmod(first, self.steps_per_epoch)
+        if self._epoch[0] != epoch:
+            order = shuffle(self._ids_on(device), derive("candidates", self.seed, epoch))
+            self._epoch = (epoch, order[: self.steps_per_epoch * self.candidates].view(-1, self.candidates))
+        return self._epoch[1][row : row + min(count, self.steps - first)]
+
+    def _ids_on(self, device: torch.device) -> Tensor:
+        if self._placed.device != device:
+            self._placed = self.ids.to(device)
+        return self._placed
 
     def batches(self, start: int = 0) -> Iterator[Int[Tensor, " n"]]:
         """The candidates from a step on, as tensors."""

@@ -21,12 +21,25 @@ KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
 
 
+class Digest:
+    """A hash over ids in order, as 64-bit integers, however they are cut into parts."""
+
+    def __init__(self):
+        self._hash = hashlib.sha256()
+
+    def update(self, ids: np.ndarray) -> None:
+        self._hash.update(ids.astype("<i8").tobytes())
+
+    def __str__(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
 def digest_of(*parts: np.ndarray) -> str:
-    """The digest of a sequence of these ids: a hash over them in order, as 64-bit integers."""
-    digest = hashlib.sha256()
+    """The digest of a sequence of these ids."""
+    digest = Digest()
     for ids in parts:
-        digest.update(ids.astype("<i8").tobytes())
-    return f"sha256:{digest.hexdigest()}"
+        digest.update(ids)
+    return str(digest)
 
 
 class Sequence:

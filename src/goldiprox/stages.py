@@ -4,24 +4,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition
 from goldiprox.data import iterate, require_fingerprint
+from goldiprox.engine import EngineName
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
+from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Ledger
-from goldiprox.loop import Evaluate, History, OnRecord, OnStep, TrainingConfig, check_model, evaluate_on, rate_of
+from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
+from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
+from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
 from goldiprox.selection import Rule, Selector, make_rule
 from goldiprox.sequence import Sequence
-from goldiprox.training import Recording, record, replay
+from goldiprox.training import replay
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 EVALUATIONS = 50
@@ -48,6 +52,7 @@ class RunConfig:
         seed: Of weights, candidates, selection.
         dropout: Of built-in models.
         num_threads: Of the CPU; by default one for small models, see `Stages.threads`.
+        engine: How steps run, see `goldiprox.engine.EngineName`.
         holdout: How the holdout model is trained.
         training: How proxy and model are optimised.
     """
@@ -69,6 +74,7 @@ class RunConfig:
     device: Device = "auto"
     num_workers: int | None = None
     num_threads: int | None = None
+    engine: EngineName = "auto"
     holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
@@ -111,6 +117,8 @@ class Stages:
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
         self.rule: Rule = make_rule(config.rule, temperature=config.temperature, fraction=config.mix_fraction)
+        if config.engine not in get_args(EngineName):
+            raise UnknownName("engine", config.engine, get_args(EngineName))
         for name in ("keep", "candidates", "epochs"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
@@ -129,6 +137,10 @@ class Stages:
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
         self.data, self.test = data, self.prepared.test
+        # What convolutions on a GPU are fastest with; for everything else it makes no difference.
+        self.channels_last = self.device.type == "cuda" and data.x.ndim == 4
+        if self.channels_last:
+            self.data, self.test = self.data.channels_last(), self.test.channels_last()
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
         self.eval_every = max(1, self.steps // EVALUATIONS)
@@ -158,6 +170,8 @@ class Stages:
         options = {"dropout": self.config.dropout} if self.config.dropout and ":" not in name else {}
         num_classes = self.data.num_classes or 0
         model = build(name, self.data.input_shape, num_classes, seed=seed, device=self.device, **options)
+        if self.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         check_model(model, self.example, data=self.data, role=role)
         return model
 
@@ -186,7 +200,7 @@ class Stages:
         Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
 
     def evaluate(self) -> Evaluate:
-        return evaluate_on(self.test)
+        return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
     def irreducible(self) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
@@ -204,6 +218,7 @@ class Stages:
                 config=config.holdout,
                 seed=config.seed,
                 num_workers=config.num_workers,
+                engine=config.engine,
                 on_step=on_step,
                 extra_config={"il_model": name, "data": config.data.recorded()},
             )
@@ -261,6 +276,7 @@ class Stages:
                 config=config.training,
                 seed=config.seed,
                 num_workers=config.num_workers,
+                engine=config.engine,
                 evaluate=self.evaluate(),
                 eval_every=self.eval_every,
                 on_record=on_record,
@@ -290,6 +306,7 @@ class Stages:
                 config=config.training,
                 seed=config.seed,
                 num_workers=config.num_workers,
+                engine=config.engine,
                 evaluate=self.evaluate(),
                 eval_every=max(1, len(sequence) // EVALUATIONS),
                 on_record=on_record,

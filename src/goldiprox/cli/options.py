@@ -13,7 +13,7 @@ import typer
 
 from goldiprox.cli.console import failure
 from goldiprox.holdout import HoldoutConfig
-from goldiprox.loop import TrainingConfig
+from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig
 
@@ -61,6 +61,9 @@ MACHINE: list[Flag] = [
     ("seed", int, 0, "Seed of weights, candidates and selection."),
     ("device", str, "auto", "auto, cuda, mps or cpu."),
     ("workers", int | None, None, "Load through this many processes (default: data stays on the device)."),
+    ("engine", str, "auto", "How steps run: auto, eager, graph (CUDA) or loader."),
+    ("precision", str, "fp32", "fp32, tf32 or bf16; on a GPU, bf16 is fastest for convolutions, tf32 for small MLPs."),
+    ("compile", bool, False, "Use torch.compile: for runs of 50,000 steps and more."),
     ("threads", int | None, None, "CPU threads (default: 1 for small models, which is fastest on shared cores)."),
     ("deterministic", bool, False, "Only kernels that give the same result every time (GPUs have faster ones)."),
 ]
@@ -139,8 +142,10 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
 
     return RunConfig(
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
-        holdout=HoldoutConfig(training=TrainingConfig(**take("lr", "weight_decay")), **take("checkpoint")),
-        training=TrainingConfig(**take("lr", "weight_decay", "schedule")),
+        holdout=HoldoutConfig(
+            training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")), **take("checkpoint")
+        ),
+        training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),
         **take(
             "candidates",
@@ -148,6 +153,7 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
             "epochs",
             "seed",
             "device",
+            "engine",
             "dropout",
             num_folds="folds",
             num_workers="workers",

@@ -4,6 +4,7 @@ from goldiprox.data.batch import Batch as Batch
 from goldiprox.data.batch import WithIds as WithIds
 from goldiprox.data.batch import as_batch as as_batch
 from goldiprox.data.batch import iterate as iterate
+from goldiprox.data.batch import map_tensors as map_tensors
 from goldiprox.data.batch import unwrap as unwrap
 from goldiprox.data.fingerprint import fingerprint as fingerprint
 from goldiprox.data.fingerprint import labels_of as labels_of

@@ -103,6 +103,11 @@ class WithIds(Dataset):
         self.dataset = dataset
         self.split = split
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether items are divided in the usual way, so that resident data may be sliced instead."""
+        return self.split is split_item
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -133,7 +138,7 @@ def iterate(
         num_workers: Processes that load. None: slice `TensorData` directly, load other data in this process.
         seed: For the workers' own generators.
     """
-    if isinstance(data, WithIds) and data.split is split_item:
+    if isinstance(data, WithIds) and data.is_plain:
         data = data.dataset
     if isinstance(data, TensorData) and num_workers is None:
         data = data.resident(device)

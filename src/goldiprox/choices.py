@@ -1,0 +1,116 @@
+"""For each step of a recording, what is kept: made as Python asks, or by the device itself."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from goldiprox.data import Batch, TensorData
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.selection import CandidateSampler, Scored, Selector
+
+Choices: TypeAlias = Iterable[tuple[Batch, Mapping[str, Tensor]]]
+"""For each step, what is kept, with its scores and losses as far as they were computed."""
+
+
+def choose(
+    select: Selector, model: nn.Module, sampler: CandidateSampler, load: Callable[..., Iterator[Batch]]
+) -> Choices:
+    """Loads all candidates and keeps some."""
+    for batch in load(sampler.batches()):
+        yield select(model, batch), select.chosen
+
+
+def choose_by_id(
+    select: Selector, model: nn.Module, sampler: CandidateSampler
+) -> list[tuple[Tensor, Mapping[str, Tensor]]]:
+    """Chooses among ids, before training begins, so that only what is kept need be loaded.
+
+    Training then costs what it costs with a plain loader: a fair baseline.
+    """
+    return [(select.choose_ids(model, ids), select.chosen) for ids in sampler.batches()]
+
+
+class Selecting:
+    """A feed: the device takes the next candidates, scores them with the model in training, and keeps some.
+
+    Args:
+        data: Lies on the device.
+        select: Keeps some.
+        model: Scores.
+        sampler: Gives candidates.
+        eager: The same for steps that run one by one.
+        columns: Which of the values known of the kept examples to write down.
+        on_kept: Gets the ids kept at a step, and those values.
+    """
+
+    RING = 256
+    """Steps whose choice a second model can still look up; more than one graph holds."""
+
+    def __init__(
+        self,
+        data: TensorData,
+        select: Selector,
+        model: nn.Module,
+        sampler: CandidateSampler,
+        eager: Iterable[Batch],
+        columns: tuple[str, ...],
+        on_kept: Callable[[Tensor, Mapping[str, Tensor]], None],
+    ):
+        self.data, self.select, self.model, self.sampler = data, select, model, sampler
+        self.eager, self.columns, self.on_kept = eager, columns, on_kept
+        self.num_scored = 0
+        self.chosen = torch.cuda.Event()
+        self.kept: Tensor | None = None
+
+    def window(self, first: int, count: int) -> Tensor:
+        return self.sampler.window(first, count, self.data.x.device)
+
+    def batch(self, ids: Tensor, step: Tensor) -> tuple[Batch, Mapping[str, Tensor]]:
+        candidates = Batch(ids, *self.data.gather(ids))
+        rows, scored, values = self.select.choose(self.model, candidates, step)
+        self.num_scored = scored.num_scored
+        kept = candidates.take(rows)
+        if self.kept is not None:
+            self.kept.index_copy_(0, (step % self.RING)[None], kept.ids[None])
+            self.chosen.record()
+        return kept, {"candidates": ids, "scores": scored.scores, **{name: values[name] for name in self.columns}}
+
+    def written(self, first: int, values: Mapping[str, Tensor]) -> None:
+        values = {name: value.clone() for name, value in values.items()}  # their memory is used again
+        finite = values["scores"].isfinite().all(1).tolist()
+        for row, sound in enumerate(finite):
+            if not sound:
+                ids, table = values["candidates"][row], self.select.irreducible
+                known = table[ids] if isinstance(table, IrreducibleLosses) else None
+                Scored(first + row, ids, values["scores"][row], None, known).check()
+            self.on_kept(values["id"][row], {name: values[name][row] for name in self.columns})
+            self.select.step += 1
+            self.select.num_scored += self.num_scored
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.eager)
+
+
+class Behind:
+    """A feed for a second model in the same graph: what the first one has just chosen."""
+
+    def __init__(self, leader: Selecting, steps: int):
+        self.leader, self.steps, self.device = leader, steps, leader.data.x.device
+        leader.kept = torch.zeros(leader.RING, leader.select.keep, dtype=torch.int64, device=self.device)
+
+    def window(self, first: int, count: int) -> Tensor:
+        return torch.zeros(min(count, self.steps - first), 1, dtype=torch.int64, device=self.device)
+
+    def batch(self, ids: Tensor, step: Tensor) -> tuple[Batch, Mapping[str, Tensor]]:
+        assert self.leader.kept is not None
+        torch.cuda.current_stream().wait_event(self.leader.chosen)
+        ids = self.leader.kept.index_select(0, (step % self.leader.RING)[None])[0]
+        return Batch(ids, *self.leader.data.gather(ids)), {}
+
+    def written(self, first: int, values: Mapping[str, Tensor]) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise NotImplementedError("without a graph, models train one after another")

@@ -1,0 +1,182 @@
+"""How a model is called: forward pass, precision, per-example loss, modes; and the check that it fits the data."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from goldiprox.data import Batch, TensorData, labels_of, map_tensors, unwrap
+from goldiprox.errors import DataError, GoldiproxError, ModelMismatch, some
+from goldiprox.randomness import preserved
+
+PerExampleLoss: TypeAlias = Callable[[Any, Any], Tensor]
+"""(output, targets) -> one loss per example."""
+Forward: TypeAlias = Callable[[nn.Module, Any], Any]
+"""(model, inputs) -> output."""
+Precision = Literal["fp32", "tf32", "bf16"]
+"""How a model computes. Weights, optimiser and losses are float32 in all of them."""
+
+_NO_LABEL = torch.iinfo(torch.int64).min
+"""No label is to be ignored: not -100 either, which torch passes over in silence."""
+
+
+def cross_entropy(output: Float[Tensor, "n c"], y: Tensor) -> Float[Tensor, " n"]:
+    """The default per-example loss, for classification."""
+    try:
+        return nn.functional.cross_entropy(output, y, reduction="none", ignore_index=_NO_LABEL)
+    except IndexError as e:
+        bad = y[(y < 0) | (y >= output.shape[1])].tolist()
+        raise DataError(f"labels {some(bad)} are outside the model's {output.shape[1]} classes; correct them") from e
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """The default forward pass."""
+    return model(x)
+
+
+def in_precision(forward: Forward, precision: Precision) -> Forward:
+    """The same forward pass, computed in this precision; what it gives is float32 again."""
+    if precision != "bf16":
+        return forward
+
+    def lowered(model: nn.Module, x: Any) -> Any:
+        with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
+            output = forward(model, x)
+        return map_tensors(lambda t: t.float() if t.dtype == torch.bfloat16 else t, output)
+
+    return lowered
+
+
+@contextlib.contextmanager
+def backends(precision: Precision, device: torch.device) -> Iterator[None]:
+    """The settings of torch's libraries for this precision, for the code inside."""
+    if device.type != "cuda" or precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Puts every module's training mode back, also of those the user froze."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the code inside."""
+    with kept_modes(model):
+        model.eval()
+        yield
+
+
+def device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def check_model(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    data: Any = None,
+    role: str = "model",
+) -> None:
+    """Tries a model on a few examples, and says what does not fit before any training is spent on it.
+
+    Args:
+        model: Is left as it was.
+        batch: A few examples.
+        loss: One loss per example.
+        forward: How the model is called.
+        data: The data set they come from; its labels, where it has them at hand, must fit the model's outputs.
+        role: What to call the model in a message.
+    """
+    with preserved(device_of(model)), evaluating(model), torch.no_grad():
+        try:
+            output = forward(model, batch.x)
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise ModelMismatch(f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}") from e
+        if loss is cross_entropy:
+            _check_logits(output, batch, _num_classes(data), role)
+        try:
+            values = loss(output, batch.y)
+        except GoldiproxError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise ModelMismatch(
+                f"the loss cannot be taken of the {role}'s output ({_shapes(output)}) and the targets "
+                f"({_shapes(batch.y)}): {_first_line(e)}"
+            ) from e
+    check_losses(values, batch.num_examples)
+
+
+def _num_classes(data: Any) -> int | None:
+    """How many classes the labels of a data set need, where they are at hand."""
+    data = unwrap(data)
+    if isinstance(data, TensorData):
+        return data.num_classes
+    labels = None if data is None else labels_of(data)
+    if labels is None or not len(labels):
+        return None
+    if labels.min() < 0:
+        bad = (labels < 0).nonzero()[0].tolist()
+        raise DataError(f"the labels of ids {some(bad)} are negative; classes are counted from 0")
+    return int(labels.max()) + 1
+
+
+def check_losses(values: Any, num_examples: int) -> None:
+    """Raises unless a loss gave one value per example."""
+    if not isinstance(values, Tensor) or tuple(values.shape) != (num_examples,):
+        raise ModelMismatch(
+            f"the loss must give one value per example, shape ({num_examples},); it gave {_shapes(values)}. "
+            f"Use reduction='none' and average over what is not the example"
+        )
+
+
+def _check_logits(output: Any, batch: Batch, num_classes: int | None, role: str) -> None:
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != batch.num_examples:
+        raise ModelMismatch(
+            f"the {role} must give one row of logits per example for cross-entropy; it gave {_shapes(output)}. "
+            f"For another task pass loss= (and forward=)"
+        )
+    if not isinstance(batch.y, Tensor) or batch.y.is_floating_point() or batch.y.ndim != 1:
+        raise ModelMismatch(
+            f"cross-entropy needs one integer label per example; the targets are {_shapes(batch.y)}. "
+            f"For another task pass loss="
+        )
+    num_classes = num_classes or int(batch.y.max()) + 1
+    if output.shape[1] < num_classes:
+        raise ModelMismatch(
+            f"the {role} has {output.shape[1]} outputs, the labels have {num_classes} classes; "
+            f"give its last layer {num_classes} outputs"
+        )
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_shapes(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_shapes(v) for v in value) + ")"
+    return type(value).__name__
+
+
+def _first_line(e: Exception) -> str:
+    return str(e).splitlines()[0] if str(e) else type(e).__name__

@@ -1,0 +1,377 @@
+"""Record a sequence with a proxy."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, uniform
+from goldiprox.artifacts import check_output
+from goldiprox.choices import Choices, Selecting, choose, choose_by_id
+from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
+from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
+from goldiprox.errors import ConfigError
+from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of
+from goldiprox.irreducible import IrreducibleLosses, describe
+from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
+from goldiprox.optim import TrainingConfig
+from goldiprox.randomness import derive, seeded
+from goldiprox.selection import CandidateSampler, Rule, Selector
+from goldiprox.sequence import Digest, Sequence, SequenceWriter, check_columns
+from goldiprox.split import check_ids
+
+
+@dataclass
+class Recording:
+    """What `record` leaves: the sequence's file and digest, every id in order, and how training went."""
+
+    path: Path | None
+    digest: str
+    steps: int
+    history: History
+    in_memory: np.ndarray | None = field(default=None, repr=False)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Every id in order; read from the file where there is one."""
+        return Sequence.open(self.path).ids if self.path else self.in_memory  # type: ignore[return-value]
+
+
+def record(
+    proxy: nn.Module,
+    data: Any,
+    *,
+    irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None,
+    acquisition: Acquisition = reducible_loss,
+    rule: Rule | None = None,
+    candidates: int = 320,
+    keep: int = 32,
+    steps: int | None = None,
+    epochs: int | None = None,
+    ids: np.ndarray | None = None,
+    out: str | os.PathLike[str] | None = None,
+    columns: tuple[str, ...] = (),
+    force: bool = False,
+    config: TrainingConfig = TrainingConfig(),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    mode: ScoringMode = "train_frozen_stats",
+    seed: int = 0,
+    num_workers: int | None = None,
+    engine: EngineName = "auto",
+    evaluate: Evaluate | None = None,
+    eval_every: int | None = None,
+    on_record: OnRecord | None = None,
+    on_step: OnStep | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+    parents: Mapping[str, str] | None = None,
+) -> Recording:
+    """Trains a model on what it selects, and writes down what that was.
+
+    All that can be known beforehand is checked before the first step. If it fails later, the steps so far stay
+    in ``<out>.partial``.
+
+    Args:
+        proxy: Selects and trains, in place, on the device it is on.
+        data: The base data set: `TensorData` or any map-style data set.
+        irreducible: Irreducible losses, or a function that gives them for a `Batch`.
+        acquisition: Scores candidates.
+        rule: Turns scores into a choice; `top_k` by default.
+        candidates: How many examples are scored per step.
+        keep: How many of them are trained on.
+        steps: How many steps.
+        epochs: Instead of `steps`: passes over the candidates.
+        ids: The training side; by default the examples whose irreducible loss is known, else all.
+        out: The file; None records in memory only.
+        columns: What to record beside ids: ``score``, ``loss``, ``irreducible``.
+        force: Replace an existing file.
+        config: Learning rate, weight decay, schedule.
+        optimizer: Makes another optimiser than `config` does.
+        loss: One loss per example.
+        forward: How the model is called.
+        mode: BatchNorm's and dropout's mode while scoring.
+        seed: Of candidates, selection and dropout.
+        num_workers: Loading processes. None: slice resident data, load other data in this process.
+        engine: How steps run, see `goldiprox.loop.fit`.
+        evaluate: Gives figures for the proxy as it is.
+        eval_every: Steps between evaluations.
+        on_record: Gets every evaluation.
+        on_step: Called after every step, or every few.
+        extra_config: Recorded in the file's header.
+        parents: Digests of further files it was made from, for the header.
+    """
+    job = Job(
+        proxy,
+        data,
+        irreducible=irreducible,
+        acquisition=acquisition,
+        rule=rule,
+        candidates=candidates,
+        keep=keep,
+        steps=steps,
+        epochs=epochs,
+        ids=ids,
+        out=out,
+        columns=columns,
+        force=force,
+        config=config,
+        optimizer=optimizer,
+        loss=loss,
+        forward=forward,
+        mode=mode,
+        seed=seed,
+        num_workers=loading_processes(engine, num_workers),
+        evaluate=evaluate,
+        eval_every=eval_every,
+        on_record=on_record,
+        on_step=on_step,
+        extra_config=extra_config,
+        parents=parents,
+    )
+    return record_jobs([job], engine)[0]
+
+
+def record_many(
+    proxies: Seq[nn.Module],
+    data: Any,
+    *,
+    engine: EngineName = "auto",
+    each: Seq[Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> list[Recording]:
+    """Records with several proxies: on a GPU all at once, in the time of a few; else one after another.
+
+    Every recording is what `record` alone would have made. For seeds, or settings to compare.
+
+    Args:
+        proxies: Each selects for itself.
+        data: The base data set.
+        engine: How steps run, see `goldiprox.loop.fit`.
+        each: For every proxy, what differs from `settings`: ``[{"seed": 0}, {"seed": 1}]``.
+        settings: As for `record`; the number of steps must be the same for all.
+    """
+    each = [{}] * len(proxies) if each is None else each
+    if len(each) != len(proxies):
+        raise ConfigError(
+            f"{len(proxies)} proxies, but {len(each)} sets of settings in `each`; give one for every proxy"
+        )
+    return record_jobs(
+        [Job(proxy, data, **{**settings, **own}) for proxy, own in zip(proxies, each, strict=True)], engine
+    )
+
+
+def record_jobs(jobs: Seq["Job"], engine: EngineName) -> list[Recording]:
+    with ExitStack() as stack:
+        for job in jobs:
+            stack.enter_context(job.writing())
+        histories = fit_together([job.task() for job in jobs], engine=engine)
+    return [job.result(history) for job, history in zip(jobs, histories, strict=True)]
+
+
+@dataclass
+class Job:
+    """One recording: its settings checked, its candidates, its file. The arguments of `record` say what is what."""
+
+    proxy: nn.Module
+    data: Any
+    irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None
+    acquisition: Acquisition = reducible_loss
+    rule: Rule | None = None
+    candidates: int = 320
+    keep: int = 32
+    steps: int | None = None
+    epochs: int | None = None
+    ids: np.ndarray | None = None
+    out: str | os.PathLike[str] | None = None
+    columns: tuple[str, ...] = ()
+    force: bool = False
+    config: TrainingConfig = TrainingConfig()
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    loss: PerExampleLoss = cross_entropy
+    forward: Forward = call
+    mode: ScoringMode = "train_frozen_stats"
+    seed: int = 0
+    num_workers: int | None = None
+    evaluate: Evaluate | None = None
+    eval_every: int | None = None
+    on_record: OnRecord | None = None
+    on_step: OnStep | None = None
+    extra_config: Mapping[str, Any] | None = None
+    parents: Mapping[str, str] | None = None
+
+    def __post_init__(self):
+        self.train_ids = _training_side(self.data, self.irreducible, self.acquisition, self.ids)
+        if self.keep > self.candidates:
+            raise ConfigError(
+                f"cannot keep {self.keep} of {self.candidates} candidates; lower --keep or raise --candidates"
+            )
+        self.num_steps = _num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
+        self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
+        self.device = device_of(self.proxy)
+        self.select = Selector(
+            self.acquisition,
+            keep=self.keep,
+            irreducible=self.irreducible,
+            rule=self.rule,
+            loss=self.loss,
+            forward=self.config.forward(self.forward),
+            mode=self.mode,
+            seed=self.seed,
+        )
+        if self.out is not None:
+            check_output(self.out, force=self.force)
+        calls = {"loss": self.loss, "forward": self.forward}
+        with seeded(derive("example", self.seed), self.device):
+            self.example = next(iterate(self.data, self.sampler.batches(), device=self.device))
+            check_model(self.proxy, self.example, data=self.data, role="proxy", **calls)
+            check_columns(self.columns, self.select.check(self.proxy, self.example))
+            self.few = self.example.take(torch.arange(min(2, self.candidates)))
+            self.rate = rate_of(self.proxy, self.few, **calls)
+        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible)
+        self.resident = on_device(self.data, self.device, self.num_workers)
+        self.recorder = _Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
+
+    def task(self) -> Task:
+        return Task(
+            self.proxy,
+            self._batches(),
+            steps=self.num_steps,
+            config=self.config,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            forward=self.forward,
+            seed=self.seed,
+            evaluate=self.evaluate,
+            eval_every=self.eval_every,
+            rate=self.rate,
+            num_scored=lambda: self.select.num_scored,
+            on_record=self.on_record,
+            on_step=self.on_step,
+        )
+
+    def _batches(self) -> Iterable[Batch] | Feed:
+        load = partial(iterate, self.data, device=self.device, num_workers=self.num_workers, seed=self.seed)
+        if self.by_id:
+            chosen = choose_by_id(self.select, self.proxy, self.sampler)
+            eager = self._recorded(zip(load(ids for ids, _ in chosen), (values for _, values in chosen), strict=True))
+            return eager if self.resident is None else Given(self.resident, *_given(chosen, eager, self.recorder))
+        eager = self._recorded(choose(self.select, self.proxy, self.sampler, load))
+        if self.resident is None:
+            return eager
+        take_down = self.recorder.append
+        return Selecting(self.resident, self.select, self.proxy, self.sampler, eager, self.columns, take_down)
+
+    def _recorded(self, choices: Choices) -> Iterator[Batch]:
+        for kept, values in choices:
+            self.recorder.append(kept.ids, values)
+            yield kept
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The file, open for what is recorded inside."""
+        if self.out is None:
+            yield
+            self.recorder.flush()
+            return
+        settings = {
+            "acquisition": getattr(self.acquisition, "__name__", type(self.acquisition).__name__),
+            "candidates": self.candidates,
+            "steps": self.num_steps,
+            "num_train": len(self.train_ids),
+            "seed": self.seed,
+            "mode": self.mode,
+            **(self.extra_config or {}),
+        }
+        lineage = dict(self.parents or {})
+        if isinstance(self.irreducible, IrreducibleLosses):
+            lineage["irreducible"] = self.irreducible.digest
+        file = {"keep": self.keep, "config": settings, "parents": lineage, "columns": self.columns, "force": self.force}
+        with SequenceWriter(self.out, data=describe(self.data), **file) as writer:
+            self.recorder.writer = writer
+            try:
+                yield
+            finally:
+                self.recorder.flush()
+
+    def result(self, history: History) -> Recording:
+        recorder = self.recorder
+        path = recorder.writer.path if recorder.writer else None
+        ids = None if recorder.in_memory is None else torch.cat(recorder.in_memory).numpy()
+        return Recording(path, recorder.digest, self.num_steps, history, ids)
+
+
+class _Recorder:
+    """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for."""
+
+    def __init__(self, keep: int, *, in_memory: bool, every: int):
+        self.keep, self.every = keep, every
+        self.in_memory: list[Tensor] | None = [] if in_memory else None
+        self.writer: SequenceWriter | None = None
+        self._hash = Digest()
+        self._waiting: list[tuple[Tensor, Mapping[str, Tensor]]] = []
+
+    def append(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
+        self._waiting.append((ids, values))
+        if len(self._waiting) >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ids, values in waiting:
+            ids = ids.cpu()
+            self._hash.update(ids.numpy())
+            if self.in_memory is not None:
+                self.in_memory.append(ids.clone())
+            if self.writer:
+                self.writer.append(ids, values)
+
+    @property
+    def digest(self) -> str:
+        return str(self._hash)
+
+
+def _given(
+    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: _Recorder
+) -> tuple[Any, ...]:
+    """Choices made beforehand, as the parts of a feed."""
+
+    def rows(first: int, count: int) -> Tensor:
+        return torch.stack([ids for ids, _ in chosen[first : first + count]] or [torch.empty(0)])
+
+    def written(first: int, values: Mapping[str, Tensor]) -> None:
+        for ids, figures in chosen[first : first + len(values["id"])]:
+            recorder.append(ids, figures)
+
+    return rows, eager, written
+
+
+def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
+    table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
+    if table is not None and len(table) != len(unwrap(data)):
+        raise ConfigError(
+            f"the irreducible losses are for {len(table):,} examples, the data set has {len(unwrap(data)):,}; "
+            f"use the data they were made from, or make them again"
+        )
+    if table is not None and table.data is not None and acquisition is not uniform:
+        require_fingerprint(data, table.data, "the irreducible table")
+    if ids is None:
+        return table.ids if table is not None else np.arange(len(unwrap(data)))
+    ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
+    if table is not None and acquisition is not uniform:
+        table.require(ids)
+    return ids
+
+
+def _num_steps(steps: int | None, epochs: int | None, num_train: int, candidates: int) -> int:
+    if (steps is None) == (epochs is None):
+        raise ConfigError("say how long to select: give either steps or epochs")
+    return steps if steps is not None else (epochs or 0) * (num_train // candidates)

@@ -1,0 +1,37 @@
+"""Looking at results of a GPU without waiting for it."""
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+
+class Watch:
+    """Runs checks of values: at once on the CPU; on a GPU some steps later, when looking no longer means waiting."""
+
+    LAG = 16
+
+    def __init__(self, device: torch.device):
+        self._at_once = device.type != "cuda"
+        self._waiting: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
+
+    def __call__(self, check: Callable[[], None]) -> None:
+        """Hands over a check of what the device has been asked to compute so far."""
+        if self._at_once:
+            return check()
+        done = torch.cuda.Event()
+        done.record()
+        self._waiting.append((done, check))
+        while self._waiting and (len(self._waiting) > self.LAG or self._waiting[0][0].query()):
+            self._run_oldest()
+        return None
+
+    def finish(self) -> None:
+        """Runs the checks that are still waiting."""
+        while self._waiting:
+            self._run_oldest()
+
+    def _run_oldest(self) -> None:
+        done, check = self._waiting.popleft()
+        done.synchronize()
+        check()
