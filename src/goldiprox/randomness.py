@@ -61,7 +61,8 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _hash(positions: Key, key: Key) -> Tensor:
-    x = _signed(positions) * _signed(_INCREMENT) + _signed(key)
+    far = positions * (_signed(_INCREMENT) if isinstance(positions, Tensor) else _INCREMENT)
+    x = _signed(far) + _signed(key)
     x = (x ^ _shift(x, 30)) * _signed(_FIRST)
     x = (x ^ _shift(x, 27)) * _signed(_SECOND)
     return x ^ _shift(x, 31)
