@@ -19,7 +19,7 @@ from goldiprox.choices import Choices, Selecting, choose, choose_by_id
 from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
-from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of
+from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of, in_precision
 from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
@@ -223,7 +223,8 @@ class Job:
             irreducible=self.irreducible,
             rule=self.rule,
             loss=self.loss,
-            forward=self.config.forward(self.forward),
+            forward=in_precision(self.forward, self.config.precision),
+            losses=self.config.losses(self.loss, self.forward) if self.config.compile else None,
             mode=self.mode,
             seed=self.seed,
         )
@@ -345,7 +346,8 @@ def _given(
     """Choices made beforehand, as the parts of a feed."""
 
     def rows(first: int, count: int) -> Tensor:
-        return torch.stack([ids for ids, _ in chosen[first : first + count]] or [torch.empty(0)])
+        taken = [ids for ids, _ in chosen[first : first + count]]
+        return torch.stack(taken) if taken else torch.empty(0, recorder.keep)
 
     def written(first: int, values: Mapping[str, Tensor]) -> None:
         for ids, figures in chosen[first : first + len(values["id"])]:
