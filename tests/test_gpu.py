@@ -308,5 +308,6 @@ def test_bf16_copies_of_the_weights_are_what_autocast_would_make():
     one_by_one, model = recorded(Images, data, engine="eager", config=config)
     graphed, other = recorded(Images, data, engine="graph", config=config)
     assert graphed.digest == one_by_one.digest
-    assert same_weights(model, other)
-    assert all(p.dtype == torch.float32 for p in other.parameters())
+    for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -52,7 +53,7 @@ class TrainingConfig:
         def losses(model: nn.Module, x: Any, y: Any) -> Tensor:
             return loss(forward(model, x), y)
 
-        return torch.compile(losses, dynamic=False) if self.compile else losses
+        return torch.compile(_own_code(losses), dynamic=False) if self.compile else losses
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         settings: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
@@ -69,6 +70,16 @@ class TrainingConfig:
         if steps is None:
             raise ConfigError("a cosine schedule needs the number of steps")
         return 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
+
+
+def _own_code(function: types.FunctionType) -> types.FunctionType:
+    """The same function with a code object of its own.
+
+    torch keeps at most eight compiled variants per code object, and falls back in silence after that; functions made
+    by one factory share theirs.
+    """
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
 class FlatAdamW(torch.optim.Optimizer):
@@ -103,7 +114,8 @@ class FlatAdamW(torch.optim.Optimizer):
         defaults = {"lr": rate, "weight_decay": weight_decay, "betas": betas, "eps": eps, "capturable": True}
         super().__init__(params, defaults)
         self._params, self._owners = params, lowerable
-        self._flat = _joined([_dense(p.detach()) for p in params])
+        self._gaps = {d: torch.zeros(_ALIGNED, dtype=d, device=device) for d in (torch.float32, torch.bfloat16)}
+        self._flat = _joined([_dense(p.detach()) for p in params], self._gaps[torch.float32])
         self._copies: dict[nn.Parameter, nn.Parameter] = {}
         self._low: Tensor | None = None
         with torch.no_grad():
@@ -169,7 +181,8 @@ class FlatAdamW(torch.optim.Optimizer):
             if kind == "unused":  # left alone, by weight decay too, as torch does
                 continue
             low = self._low[part] if kind == "low" and self._low is not None else None
-            gradient = _joined([_gradient(p, self._copies[p] if kind == "low" else p) for p in params])
+            gradients = [_gradient(p, self._copies[p] if kind == "low" else p) for p in params]
+            gradient = _joined(gradients, self._gaps[gradients[0].dtype])
             adamw(
                 self._flat[part], gradient, state["exp_avg"][part], state["exp_avg_sq"][part], low, state["step"], group
             )
@@ -201,9 +214,8 @@ def _padded_size(params: Iterable[Tensor]) -> int:
     return sum(p.numel() + -p.numel() % _ALIGNED for p in params)
 
 
-def _joined(runs: list[Tensor]) -> Tensor:
-    """Flat runs behind each other, each at an aligned position, zeros between them."""
-    gap = torch.zeros(_ALIGNED, dtype=runs[0].dtype, device=runs[0].device)
+def _joined(runs: list[Tensor], gap: Tensor) -> Tensor:
+    """Flat runs behind each other, each at an aligned position; the gaps are filled from `gap`."""
     return torch.cat([part for run in runs for part in (run, gap[: -len(run) % _ALIGNED])])
 
 

@@ -34,6 +34,10 @@ CONFIGS = {
 DEVICE = torch.device("cuda", 0)
 
 
+def configured(name: str, *, compile: bool) -> TrainingConfig:
+    return replace(CONFIGS[name], compile=compile)
+
+
 def made_up_data(shape: tuple[int, ...], length: int = EXAMPLES) -> TensorData:
     """Random images and labels on the GPU, laid out as the command line does."""
     generator = torch.Generator(DEVICE).manual_seed(0)
@@ -142,7 +146,7 @@ def large_forward(name: str, data: TensorData, config: TrainingConfig, batch: in
 
 
 def bench_step(name: str, target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
-    config = replace(CONFIGS[name], compile=compile)
+    config = configured(name, compile=compile)
     data = made_up_data(SHAPES[name])
     ours = selecting([name], data, config)
     suffix = ", compiled" if compile else ""
@@ -158,7 +162,7 @@ def bench_step(name: str, target: float, *, repeats: int, compile: bool) -> Iter
 
 
 def bench_floor(name: str, target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
-    config = replace(CONFIGS[name], compile=compile)
+    config = configured(name, compile=compile)
     data = made_up_data(SHAPES[name])
     ours, step, ahead = selecting([name], data, config), training(name, data, config), large_forward(name, data, config)
     suffix = ", compiled" if compile else ""
@@ -175,7 +179,7 @@ def bench_floor(name: str, target: float, *, repeats: int, compile: bool) -> Ite
 
 
 def bench_both(target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
-    config = replace(CONFIGS["resnet18"], compile=compile)
+    config = configured("resnet18", compile=compile)
     data = made_up_data(SHAPES["resnet18"])
     together, alone = both("small_cnn", "resnet18", data, config), training("resnet18", data, config)
     suffix = ", compiled" if compile else ""
@@ -208,7 +212,7 @@ def bench_scoring(target: float, *, repeats: int) -> Iterator[Measurement]:
 
 
 def bench_seeds(target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
-    config, count = replace(CONFIGS["mlp128"], compile=compile), 8
+    config, count = configured("mlp128", compile=compile), 8
     data = made_up_data(SHAPES["mlp128"])
     many, one = selecting(["mlp128"] * count, data, config), selecting(["mlp128"], data, config)
     suffix = ", compiled" if compile else ""
@@ -262,9 +266,6 @@ def benchmarks(repeats: int) -> dict[str, Callable[[], Iterator[Measurement]]]:
         "both-compiled": lambda: bench_both(1.10, repeats=repeats, compile=True),
         "scoring": lambda: bench_scoring(1.10, repeats=repeats),
         "seeds": lambda: bench_seeds(0.35, repeats=repeats, compile=False),
+        "seeds-compiled": lambda: bench_seeds(0.35, repeats=repeats, compile=True),
         "memory": lambda: bench_memory(1.5),
     }
-
-
-def describe_device() -> dict[str, Any]:
-    return {"device": torch.cuda.get_device_name(0), "cuda": torch.version.cuda}
