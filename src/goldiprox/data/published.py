@@ -67,7 +67,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_cinic10(folder: Path) -> Parts:
-    """CINIC-10's folders: ``train`` for training, ``valid`` held out, ``test`` for testing; in each a folder a class."""
+    """CINIC-10's folders: ``train`` to train on, ``valid`` held out, ``test`` for testing; in each a folder a class."""
     names = {part: _classes(folder, part) for part in ("train", "valid", "test")}
     for part, classes in names.items():
         if classes != names["train"]:
@@ -93,7 +93,8 @@ def _classes(folder: Path, part: str) -> list[str]:
     if not found:
         raise MissingData(
             f"CINIC-10: {place} has no folders of classes; unpack CINIC-10.tar.gz "
-            f"(datashare.ed.ac.uk/handle/10283/3192) so that {folder} holds train/, valid/ and test/, each with a folder of PNG files per class"
+            f"(datashare.ed.ac.uk/handle/10283/3192) so that "
+            f"{folder} holds train/, valid/ and test/, each with a folder of PNG files per class"
         )
     return found
 

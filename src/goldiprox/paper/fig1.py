@@ -59,7 +59,7 @@ def _draw(found: dict[str, dict[str, Runs]], in_data: float, lab: Lab) -> Any:
             values = [[100 * v for v in run.numbers["mislabelled"]] for run in runs]
             plots.band(a, runs[0].numbers["epochs"], values, color=plots.COLOURS[method], label=plots.LABELS[method])
         plots.level(a, 100 * in_data, "in the\ndata")
-        a.set_ylim(bottom=0)
+        plots.from_zero(a)
         a.set_xlabel(f"epoch ({lab.plan.data}, {lab.plan.model}, {TITLES[name]})", fontsize=9)
     axes[0].set_ylabel("corrupted points among the picks (%)", fontsize=9)
     plots.legend(figure, axes)

@@ -110,7 +110,7 @@ def _paying(sequence: Runs, uniform: Runs) -> dict[str, float | None]:
 
 def _draw(found: dict[str, dict[str, Runs]], correlations: dict[str, list[list[float]]], lab: Lab) -> Any:
     figure, axes = plots.panels(len(found), width=5.2)
-    final = [a for by in found.values() for m in STYLES for r in by[m] for a in r.numbers["accuracy"][2:]]
+    final = [a for by in found.values() for m in STYLES for r in by[m] for a in _later(r.numbers["accuracy"])]
     rights = []
     for a, (name, by_method) in zip(axes, found.items(), strict=True):
         for method, style in STYLES.items():
@@ -130,3 +130,8 @@ def _draw(found: dict[str, dict[str, Runs]], correlations: dict[str, list[list[f
     rights[-1].set_ylabel("rank correlation of reducible losses", fontsize=9, color="dimgrey")
     plots.legend(figure, [*axes, *rights], 4)
     return figure
+
+
+def _later(curve: list[float]) -> list[float]:
+    """Without its first quarter, near chance, which would squeeze what is to be seen."""
+    return curve[len(curve) // 4 :]

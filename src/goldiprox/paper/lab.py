@@ -127,7 +127,12 @@ class Lab:
             mine = [tables[self.plan.seeds.index(s)] for s in seeds]
             return self._select(world, selection, seeds, mine, keys)
 
-        return self._found_or_made("select", settings, make, together=8 if selection.model in SMALL else 1)
+        return self._found_or_made("select", settings, make, together=self._at_once(selection))
+
+    def _at_once(self, selection: Selection) -> int:
+        """How many seeds train side by side: all of a small model, unless a step is long already."""
+        is_light = selection.model in SMALL and selection.num_samples <= 10
+        return len(self.plan.seeds) if is_light else 1
 
     def _select(
         self,

@@ -60,6 +60,11 @@ def level(axes: Any, height: float, text: str) -> None:
     axes.annotate(text, (1, height), va="center", fontsize=8, color="dimgrey", **place)
 
 
+def from_zero(axes: Any) -> None:
+    """Begins the axis a little below zero, so that a curve at zero is not hidden by it."""
+    axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])
+
+
 def legend(figure: Any, axes: Sequence[Any], columns: int = 5) -> None:
     """One legend for all panels, above them, where no curve runs."""
     entries: dict[str, Any] = {}

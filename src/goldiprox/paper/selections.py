@@ -95,7 +95,6 @@ class Snapshots:
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
         device = device_of(model)
         forward = in_precision(call, self.precision)
-        model.train()
         parts = []
         for batch in iterate(self.data, self.ids.split(self.size), device=device):
             scored = Candidates(model, batch, keep=1, irreducible=self.irreducible, forward=forward)

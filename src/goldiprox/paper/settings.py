@@ -71,8 +71,14 @@ def make_plan(data: str, data_dir: str | None, num_seeds: int, *, quick: bool) -
     if num_seeds < 1:
         raise ConfigError(f"--seeds {num_seeds}: at least 1 is needed")
     seeds = tuple(range(num_seeds))
-    images: dict[str, Any] = {"model": "small_cnn", "proxy": "small_cnn", "large": "resnet18", "precision": "bf16"}
-    longer = {"noisy_epochs": 60, "transfer_epochs": 60}
+    images: dict[str, Any] = {
+        "model": "small_cnn",
+        "proxy": "small_cnn",
+        "large": "resnet18",
+        "precision": "bf16",
+        "evaluations": 30,
+    }
+    longer = {"noisy_epochs": 60, "transfer_epochs": 60, "white_epochs": 10}
     wider = {"candidates": 640, "keep": 64}  # as in the conference version
     own: dict[str, Any] = {"cifar10": images | longer, "cinic10": images | wider}.get(data, {})
     short: dict[str, Any] = {
