@@ -233,6 +233,19 @@ def test_a_warm_up_is_uniform_and_then_over(blobs):
     assert not torch.equal(scores[0], scores[2])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_graph_holds_bald_and_its_warm_up(blobs, caplog):
+    data = blobs.to("cuda")
+    settings = {"candidates": 40, "keep": 8, "steps": 60, "acquisition": Warmed(gp.bald, 20)}
+    digests = {
+        gp.record(gp.build("mlp128", (2,), 4, dropout=0.5, device="cuda"), data, engine=engine, **settings).digest
+        for engine in ("eager", "graph")
+    }
+    assert not caplog.records
+    assert len(digests) == 1
+
+
 def test_snapshots_are_the_reducible_losses_of_the_same_candidates(blobs, irreducible):
     model, ids = gp.build("mlp128", (2,), 4), torch.tensor([5, 3, 8, 1])
     taken = Snapshots(lambda m: {"accuracy": 1.0}, blobs, ids, 2, irreducible, "fp32")
@@ -329,7 +342,7 @@ def test_names_and_plans():
     assert expand("all", images) == [n for n in NAMES if n != "theory"]
     assert "30,000 / 30,000" in digits.notes[0]
     assert (images.proxy, images.large) == ("small_cnn", "resnet18")
-    assert {c.bald.num_samples for c in conditions(digits).values()} == {4, 10, 50}
+    assert {c.bald.num_samples for c in conditions(digits).values()} == {10, 30}
     assert {c.bald.num_samples for c in conditions(images).values()} == {10}
     with pytest.raises(UnknownName, match="Did you mean 'fig1'"):
         expand("figg1", digits)

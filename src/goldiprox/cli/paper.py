@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from goldiprox.cli import options as o
-from goldiprox.cli.console import Bars, next_command, out, print_json
+from goldiprox.cli.console import Bars, failure, next_command, out, print_json
 from goldiprox.paper.experiments import expand, make
 from goldiprox.paper.settings import make_plan
 from goldiprox.stages import Device, Silent, pick_device
@@ -36,15 +36,19 @@ def paper(
     command = "goldiprox " + " ".join(sys.argv[1:])
     results = {}
     progress = Silent() if json else Bars()
-    for outcome, files in make(names, plan, target, device=pick_device(where), command=command, progress=progress):
-        results[outcome.name] = {
-            "sentence": outcome.sentence,
-            "holds": outcome.holds,
-            "checks": outcome.checks,
-            "files": list(map(str, files)),
-        }
-        if not json:
-            out.print(f"{outcome.name}: {outcome.sentence}\n  {', '.join(map(str, files))}\n")
+    try:
+        for outcome, files in make(names, plan, target, device=pick_device(where), command=command, progress=progress):
+            results[outcome.name] = {
+                "sentence": outcome.sentence,
+                "holds": outcome.holds,
+                "checks": outcome.checks,
+                "files": list(map(str, files)),
+            }
+            if not json:
+                out.print(f"{outcome.name}: {outcome.sentence}\n  {', '.join(map(str, files))}\n")
+    except KeyboardInterrupt:
+        failure(f"finished runs stay in {target / 'runs'}; the same command goes on from there", label="interrupted:")
+        raise
     if json:
         print_json({"out": str(target), "results": results})
     elif quick:

@@ -50,8 +50,7 @@ def conditions(plan: Plan) -> dict[str, Condition]:
         "learning rate 0.001": replace(base, bald=replace(bald, lr=1e-3)),
         "no warm-up": replace(base, bald=replace(bald, warm_up=0)),
         "warm-up 5 epochs": replace(base, bald=replace(bald, warm_up=5)),
-        "50 dropout masks": replace(base, bald=replace(bald, num_samples=50)),
-        "4 dropout masks": replace(base, bald=replace(bald, num_samples=4)),
+        "30 dropout masks": replace(base, bald=replace(bald, num_samples=30)),
         "holdout model converged": replace(base, reducible=replace(base.reducible, checkpoint="last")),
         "holdout model chosen on the training side": replace(
             base, reducible=replace(base.reducible, checkpoint="training_side")

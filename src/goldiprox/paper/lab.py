@@ -130,8 +130,8 @@ class Lab:
         return self._found_or_made("select", settings, make, together=self._at_once(selection))
 
     def _at_once(self, selection: Selection) -> int:
-        """How many seeds train side by side: all of a small model, unless a step is long already."""
-        is_light = selection.model in SMALL and selection.num_samples <= 10
+        """How many seeds train side by side: all of a small model; one with dropout, since a graph draws for one."""
+        is_light = selection.model in SMALL and not selection.dropout
         return len(self.plan.seeds) if is_light else 1
 
     def _select(

@@ -43,7 +43,7 @@ class Plan:
     candidates: int = 320
     keep: int = 32
     noisy_epochs: int = 20
-    white_epochs: int = 20
+    white_epochs: int = 15
     transfer_epochs: int = 20
     evaluations: int = 40
     holdout_epochs: int = 100
@@ -78,7 +78,7 @@ def make_plan(data: str, data_dir: str | None, num_seeds: int, *, quick: bool) -
         "precision": "bf16",
         "evaluations": 30,
     }
-    longer = {"noisy_epochs": 60, "transfer_epochs": 60, "white_epochs": 10}
+    longer = {"noisy_epochs": 60, "transfer_epochs": 50, "white_epochs": 10}
     wider = {"candidates": 640, "keep": 64}  # as in the conference version
     own: dict[str, Any] = {"cifar10": images | longer, "cinic10": images | wider}.get(data, {})
     short: dict[str, Any] = {
