@@ -164,8 +164,7 @@ def _draw_grid(shares: dict[str, dict[str, list[float]]], lab: Lab) -> Any:
     axes.axvline(100 * SHARE, color="grey", lw=0.8, ls=":")
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlim(left=0)
-    axes.set_xlabel(
-        f"white noise among the picks after BALD's warm-up (%); dotted: in the data ({lab.plan.data})", fontsize=9
-    )
+    axes.set_xlabel(f"white noise among the picks after BALD's warm-up (%, {lab.plan.data})", fontsize=8)
+    axes.annotate("in the data", (100 * SHARE, 1), xycoords=("data", "axes fraction"), fontsize=7, color="dimgrey")
     plots.legend(figure, [axes])
     return figure
