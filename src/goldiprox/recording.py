@@ -65,6 +65,7 @@ def record(
     loss: PerExampleLoss = cross_entropy,
     forward: Forward = call,
     mode: ScoringMode = "train_frozen_stats",
+    augmented: Any = None,
     seed: int = 0,
     num_workers: int | None = None,
     engine: EngineName = "auto",
@@ -99,6 +100,8 @@ def record(
         loss: One loss per example.
         forward: How the model is called.
         mode: BatchNorm's and dropout's mode while scoring.
+        augmented: The same examples with augmentation: candidates are scored as `data` gives them, and only those kept
+            are loaded from here for training.
         seed: Of candidates, selection and dropout.
         num_workers: Loading processes. None: slice resident data, load other data in this process.
         engine: How steps run, see `goldiprox.loop.fit`.
@@ -128,6 +131,7 @@ def record(
         loss=loss,
         forward=forward,
         mode=mode,
+        augmented=augmented,
         seed=seed,
         num_workers=loading_processes(engine, num_workers),
         evaluate=evaluate,
@@ -199,6 +203,7 @@ class Job:
     loss: PerExampleLoss = cross_entropy
     forward: Forward = call
     mode: ScoringMode = "train_frozen_stats"
+    augmented: Any = None
     seed: int = 0
     num_workers: int | None = None
     evaluate: Evaluate | None = None
@@ -238,7 +243,12 @@ class Job:
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
         self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible)
-        self.resident = on_device(self.data, self.device, self.num_workers)
+        if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
+            raise ConfigError(
+                f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
+                f"both must hold the same examples under the same ids"
+            )
+        self.resident = on_device(self.data, self.device, self.num_workers) if self.augmented is None else None
         self.recorder = _Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
 
     def task(self) -> Task:
@@ -274,7 +284,7 @@ class Job:
     def _recorded(self, choices: Choices) -> Iterator[Batch]:
         for kept, values in choices:
             self.recorder.append(kept.ids, values)
-            yield kept
+            yield kept if self.augmented is None else next(iterate(self.augmented, [kept.ids], device=self.device))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
