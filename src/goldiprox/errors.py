@@ -58,6 +58,10 @@ class OutputNotWritable(GoldiproxError, OSError):
     """An output that cannot be written where it was asked for."""
 
 
+class OutputInUse(GoldiproxError, BlockingIOError):
+    """An output that another process is writing."""
+
+
 class MissingFile(GoldiproxError, FileNotFoundError):
     """A file that is not where it was looked for."""
 

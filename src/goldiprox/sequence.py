@@ -1,10 +1,11 @@
 """The sequence: for each step, the ids worth training on. One file, replayed by any loader."""
 
 import bisect
+import contextlib
 import functools
 import hashlib
-import itertools
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.data import require_fingerprint
-from goldiprox.errors import ConfigError, CorruptFile, DataError, some
+from goldiprox.errors import ConfigError, CorruptFile, DataError, GoldiproxError, some
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -49,8 +50,8 @@ class Sequence:
         self.header = table.header
         self.complete = table.complete
         keep = self.header.config.get("keep")
-        if not isinstance(keep, int) or keep < 1 or "id" not in self.header.columns:
-            raise CorruptFile(f"{table.path}: the header says keep={keep!r}, columns={list(self.header.columns)}")
+        if type(keep) is not int or keep < 1:
+            raise CorruptFile(f"{table.path}: the header says keep={keep!r}, which is not a number of ids per step")
         self.keep = keep
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size} does not exist")
@@ -61,7 +62,8 @@ class Sequence:
             )
         self.rank, self.world_size = rank, world_size
         self.batch_size = self.keep // world_size
-        self._first_rows = list(itertools.accumulate((len(b) for b in table.batches), initial=0))
+        self._first_rows = [0]
+        self._check_ids()
         self._start = self._next_step = 0
         self._checked: Any = None
 
@@ -85,7 +87,6 @@ class Sequence:
             partial: Accept a file that was broken off, and replay its intact steps.
         """
         sequence = cls(Table.open(path, kind=KIND, partial=partial), rank=rank, world_size=world_size)
-        sequence._check_ids()
         if data is not None:
             sequence.require(data)
         return sequence
@@ -97,13 +98,15 @@ class Sequence:
             self._checked = data
 
     def _check_ids(self) -> None:
+        """Looks at what has come since it was last called."""
         path, length = self._table.path, int(self.header.data["length"])
-        if self.complete and self._table.num_rows % self.keep:
+        for part in self._table.parts[len(self._first_rows) - 1 :]:
+            highest = int(part.columns["id"].max())
+            if highest >= length:
+                raise CorruptFile(f"{path} lists id {highest:,}, but its data set has {length:,} examples")
+            self._first_rows.append(self._first_rows[-1] + part.num_rows)
+        if self._table.complete and self._table.num_rows % self.keep:
             raise CorruptFile(f"{path} holds {self._table.num_rows:,} ids, not a multiple of {self.keep} per step")
-        for batch in self._table.batches:
-            ids = batch.column("id").to_numpy()
-            if len(ids) and int(ids.max()) >= length:
-                raise CorruptFile(f"{path} lists id {ids.max():,}, but its data set has {length:,} examples")
 
     def __len__(self) -> int:
         """The number of steps."""
@@ -120,8 +123,8 @@ class Sequence:
         parts = []
         number = bisect.bisect_right(self._first_rows, first) - 1
         while first < end:
-            batch, offset = self._table.batches[number], first - self._first_rows[number]
-            part = batch.column(column).slice(offset, end - first).to_numpy()
+            offset = first - self._first_rows[number]
+            part = self._table.parts[number].columns[column][offset : offset + end - first]
             parts.append(part)
             first, number = first + len(part), number + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -165,7 +168,7 @@ class Sequence:
     @functools.cached_property
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
-        return digest_of(*(b.column("id").to_numpy() for b in self._table.batches))
+        return digest_of(*(p.columns["id"] for p in self._table.parts))
 
 
 def check_columns(columns: Iterable[str], values: Mapping[str, Tensor]) -> None:
@@ -193,6 +196,9 @@ class SequenceWriter:
         columns: Which of `EXTRA_COLUMNS` to record.
         force: Replace an existing file, once the new one is complete.
         flush_rows: Ids per record batch.
+        flush_seconds: Steps reach the disk at least this often, so that whoever follows sees them soon.
+        resume_at: Continue the unfinished file after this many steps, and drop what follows them. Everything else
+            must be as it was when the file was begun.
     """
 
     def __init__(
@@ -206,6 +212,8 @@ class SequenceWriter:
         columns: tuple[str, ...] = (),
         force: bool = False,
         flush_rows: int = 8192,
+        flush_seconds: float = 1.0,
+        resume_at: int | None = None,
     ):
         unknown = set(columns) - set(EXTRA_COLUMNS)
         if unknown:
@@ -217,10 +225,12 @@ class SequenceWriter:
             parents=dict(parents or {}),
             columns={"id": id_type(int(data["length"])), **dict.fromkeys(columns, "float32")},
         )
-        self.keep, self.steps, self._length = keep, 0, int(data["length"])
-        self._flush_steps = max(1, flush_rows // keep)
+        self.keep, self.steps, self._length = keep, resume_at or 0, int(data["length"])
+        self._flush_steps, self._flush_seconds = max(1, flush_rows // keep), flush_seconds
+        self._flushed = time.monotonic()
         self._kept: dict[str, list[np.ndarray]] = {name: [] for name in header.columns}
-        self._table = TableWriter(Path(path), header, force=force)
+        rows = None if resume_at is None else resume_at * keep
+        self._table = TableWriter(Path(path), header, force=force, resume_at=rows)
 
     @property
     def path(self) -> Path:
@@ -236,10 +246,12 @@ class SequenceWriter:
         for name in self._kept.keys() - {"id"}:
             self._kept[name].append((values or {})[name].detach().float().cpu().numpy())
         self.steps += 1
-        if len(self._kept["id"]) >= self._flush_steps:
+        if len(self._kept["id"]) >= self._flush_steps or time.monotonic() - self._flushed >= self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
+        """Waits until every step so far is on the disk."""
+        self._flushed = time.monotonic()
         if not self._kept["id"]:
             return
         columns = {name: np.concatenate(parts) for name, parts in self._kept.items()}
@@ -255,7 +267,9 @@ class SequenceWriter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            self.flush()
+            # What ended the loop says more than that its last steps cannot be written either.
+            with contextlib.suppress(GoldiproxError) if kind else contextlib.nullcontext():
+                self.flush()
             if kind is None:
                 self._table.close()
         finally:
@@ -283,18 +297,19 @@ class Statistics:
 
 def statistics(sequence: Sequence) -> Statistics:
     """Coverage and repetition in one pass."""
-    length = int(sequence.header.data["length"])
     ids = sequence.ids
-    counts = np.bincount(ids, minlength=length)
-    seen = int((counts > 0).sum())
-    pool = int(sequence.header.config.get("num_train", length))
+    # Not counted by id: the length of the data set is what a file says, and may be anything.
+    counts = np.unique(ids, return_counts=True)[1]
+    pool = sequence.header.config.get("num_train")
+    if type(pool) is not int or pool < 1:
+        pool = int(sequence.header.data["length"])
     return Statistics(
         steps=len(sequence),
         keep=sequence.keep,
-        seen=seen,
-        coverage=seen / pool,
+        seen=len(counts),
+        coverage=len(counts) / max(pool, 1),
         most_repeated=int(counts.max(initial=0)),
-        mean_repeats=len(ids) / max(seen, 1),
+        mean_repeats=len(ids) / max(len(counts), 1),
     )
 
 
@@ -303,6 +318,8 @@ def verify(sequence: Sequence) -> None:
     promised = sequence.header.config.get("steps")
     if isinstance(promised, int) and promised != len(sequence):
         raise CorruptFile(f"the header promises {promised:,} steps, the file holds {len(sequence):,}")
+    if not len(sequence):
+        return
     ids = np.sort(sequence.ids.reshape(-1, sequence.keep), axis=1)
     repeated = (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]
     if len(repeated):
