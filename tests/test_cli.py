@@ -427,6 +427,22 @@ class TestInspectAndVerify:
         assert code == 1
         assert "not a GoldiProx file" in err
 
+    def test_text_from_files_does_not_command_the_terminal(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        path = tmp_path / "x.arrow"
+        path.write_bytes((folder / "sequence.arrow").read_bytes())
+        rewrite_header(path, config={"keep": 32, "\x1b[2J": "\ud800\x07", "data": "x", "num_train": 0})
+        code, out, _ = goldiprox("inspect", path)
+        assert code == 0
+        assert "\\x1b[2J" in out
+        assert "\\ud800\\x07" in out
+        code, _, err = goldiprox("verify", path, "--data", "mnist5k")
+        assert code == 1
+        assert "made from other data" in err
+        rewrite_header(path, **{"\x1b[2J": 1})
+        code, _, err = goldiprox("inspect", path)
+        assert (code, "\x1b[2J" in err) == (1, False)
+
 
 def test_data_list_and_check(goldiprox, real_data):
     code, out, _ = goldiprox("data", "list", "--json")
