@@ -387,6 +387,32 @@ def test_a_damaged_sequence_is_refused_before_training(finished, goldiprox, tmp_
     assert not (tmp_path / "t").exists()
 
 
+def test_training_while_another_process_selects(goldiprox, tmp_path):
+    select = [sys.executable, "-m", "goldiprox", "select", "--acquisition", "loss", "--epochs", "20", "--device", "cpu"]
+    selecting = subprocess.Popen(select, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        code, out, err = goldiprox("train", "--follow", "--device", "cpu", "--json", "--out", "followed")
+    finally:
+        assert selecting.wait() == 0
+    assert code == 0, err
+    followed = json.loads(out)
+    code, out, _ = goldiprox("train", "--device", "cpu", "--json", "--out", "replayed")
+    assert followed["sequence"] == json.loads(out)["sequence"]
+    weights = [load_file(gp_path(name) / "model.safetensors") for name in ("followed", "replayed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    lines = [(gp_path(name) / "metrics.jsonl").read_text().count("\n") for name in ("followed", "replayed")]
+    assert lines[0] == lines[1] > 1
+
+
+def test_following_nothing_and_a_dead_process(finished, goldiprox, tmp_path):
+    code, _, err = goldiprox("train", "--follow", "--timeout", "0.1")
+    assert (code, "has appeared within 0.1 s" in err) == (1, True)
+    content = (finished[0] / "sequence.arrow").read_bytes()
+    (tmp_path / "sequence.arrow.partial").write_bytes(content[:-8])
+    code, _, err = goldiprox("train", *NOISY, "--follow", "--timeout", "0.1", "--device", "cpu")
+    assert (code, "holds 12 steps and no end mark" in err) == (1, True), err
+
+
 class TestInspectAndVerify:
     def test_inspect(self, finished, goldiprox):
         folder, result = finished

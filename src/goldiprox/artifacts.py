@@ -32,12 +32,14 @@ from goldiprox.errors import (
 )
 from goldiprox.messages import (
     END,
+    MAX_DEPTH,
     MAX_METADATA,
     TYPES,
     Damage,
     Rows,
     decode_all,
     decode_header,
+    depth,
     encode_header,
     encode_rows,
 )
@@ -53,7 +55,6 @@ from goldiprox.storage import (
 )
 
 FORMAT = 1
-MAX_DEPTH = 32
 
 
 def versions() -> dict[str, str]:
@@ -86,8 +87,6 @@ class Header:
         for part in (self.data, self.config, self.parents, self.columns, self.versions):
             if not isinstance(part, dict):
                 raise TypeError(f"{part!r} is not a table")
-        if _depth(self.config) > MAX_DEPTH:
-            raise TypeError(f"it is nested more than {MAX_DEPTH} deep")
         length, print_ = self.data["length"], self.data["fingerprint"]
         if not isinstance(print_, str) or type(length) is not int or not 0 <= length < 2**63:
             raise TypeError("the data set is not described by its length and fingerprint")
@@ -101,14 +100,6 @@ class Header:
         mine, others = (_flat({**asdict(h), "versions": 0}) for h in (self, other))
         changed = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
         return "; ".join(f"{name} {others.get(name)} there, {mine.get(name)} here" for name in changed)
-
-
-def _depth(value: Any) -> int:
-    """How deep tables and lists are nested, found without recursion: the value comes from strangers."""
-    depth, layer = 0, [value]
-    while layer := [v for part in layer for v in (part.values() if isinstance(part, dict) else part)]:
-        depth, layer = depth + 1, [v for v in layer if isinstance(v, dict | list)]
-    return depth
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
@@ -175,9 +166,13 @@ class TableWriter:
             header.check()
         except TypeError as e:
             raise ConfigError(f"the header of {path} could not be read again: {e}") from e
-        start, self._seal = encode_header(asdict(header))
-        if len(start) > MAX_METADATA:
-            raise ConfigError(f"the header of {path} takes {len(start):,} bytes, at most {MAX_METADATA:,} fit")
+        fields = asdict(header)
+        start, self._seal = encode_header(fields)
+        if len(start) > MAX_METADATA or depth(fields) > MAX_DEPTH:
+            raise ConfigError(
+                f"the header of {path} takes {len(start):,} bytes and is nested {depth(fields)} deep; at most "
+                f"{MAX_METADATA:,} and {MAX_DEPTH} are read again: give it a smaller config"
+            )
         if resume_at is not None:
             self._file = self._reopened(resume_at)
             return
@@ -262,7 +257,10 @@ class Table:
         header: What the file says about itself.
         parts: Its record batches.
         complete: Whether it has its end mark.
+        grows: Whether more rows may come, which `wait` waits for.
     """
+
+    grows = False
 
     def __init__(self, path: Path, header: Header, parts: Iterable[Rows], *, complete: bool):
         self.path = path

@@ -62,6 +62,10 @@ class OutputInUse(GoldiproxError, BlockingIOError):
     """An output that another process is writing."""
 
 
+class WriterGone(GoldiproxError, TimeoutError):
+    """A file that is not complete, and that nobody writes any more."""
+
+
 class MissingFile(GoldiproxError, FileNotFoundError):
     """A file that is not where it was looked for."""
 

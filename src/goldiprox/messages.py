@@ -18,7 +18,7 @@ import pyarrow as pa
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow's end-of-stream mark
 TYPES = ("uint8", "uint16", "uint32", "uint64", "float32")
-MAX_METADATA = 2**20
+MAX_METADATA, MAX_DEPTH = 2**20, 32
 KEY = "goldiprox"
 # Text that JSON written with a space after every colon holds nowhere else.
 _SEAL = b'{"seal":"'
@@ -158,8 +158,19 @@ def _metadata(content: memoryview, start: int) -> tuple[dict[str, Any], int, int
         fields = None
     if not isinstance(fields, dict):
         raise Damage("it has no seal")
+    if depth(fields) > MAX_DEPTH:
+        raise Damage(f"it is nested more than {MAX_DEPTH} deep")
     del fields["seal"]
     return fields, start + _PREFIX.size + at + len(_SEAL), end
+
+
+def depth(value: Any) -> int:
+    """How deep tables and lists are nested, found without recursion, which a stranger's text could exhaust."""
+    found, layer = 0, [value]
+    while layer := [part for part in layer if isinstance(part, dict | list | tuple)]:
+        found += 1
+        layer = [inner for part in layer for inner in (part.values() if isinstance(part, dict) else part)]
+    return found
 
 
 def _check(content: memoryview, start: int, digits: int, end: int, before: int) -> int:

@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from torch import Tensor
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.data import require_fingerprint
 from goldiprox.errors import ConfigError, CorruptFile, DataError, GoldiproxError, some
+from goldiprox.follow import FollowedTable
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -40,7 +42,7 @@ class Sequence:
         header: What the file says about itself.
         keep: Ids per step, over all ranks.
         batch_size: Ids per step of this rank (what frameworks ask a batch sampler for).
-        complete: Whether the file has its end mark.
+        complete: Whether the file has its end mark (of a followed file: whether it was read).
     """
 
     drop_last = True
@@ -48,7 +50,6 @@ class Sequence:
     def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1):
         self._table = table
         self.header = table.header
-        self.complete = table.complete
         keep = self.header.config.get("keep")
         if type(keep) is not int or keep < 1:
             raise CorruptFile(f"{table.path}: the header says keep={keep!r}, which is not a number of ids per step")
@@ -62,6 +63,8 @@ class Sequence:
             )
         self.rank, self.world_size = rank, world_size
         self.batch_size = self.keep // world_size
+        steps = self.header.config.get("steps")
+        self._promised = steps if type(steps) is int and 0 < steps * keep < 2**63 and table.grows else None
         self._first_rows = [0]
         self._check_ids()
         self._start = self._next_step = 0
@@ -76,6 +79,8 @@ class Sequence:
         rank: int = 0,
         world_size: int = 1,
         partial: bool = False,
+        follow: bool = False,
+        timeout: float = 60.0,
     ) -> "Sequence":
         """Opens a sequence and checks it: format, checksums, end mark, ids, and that it was made from this data.
 
@@ -85,8 +90,16 @@ class Sequence:
             rank: Of this process, where several train together.
             world_size: How many they are.
             partial: Accept a file that was broken off, and replay its intact steps.
+            follow: Accept a file that another process is writing, and wait for steps that are not there yet.
+            timeout: With `follow`, seconds to wait for a writer where there is none.
         """
-        sequence = cls(Table.open(path, kind=KIND, partial=partial), rank=rank, world_size=world_size)
+        if follow and partial:
+            raise ConfigError("follow waits for the end of a file, partial does without it; choose one")
+        if follow:
+            table = FollowedTable(Path(path), kind=KIND, timeout=timeout)
+        else:
+            table = Table.open(path, kind=KIND, partial=partial)
+        sequence = cls(table, rank=rank, world_size=world_size)
         if data is not None:
             sequence.require(data)
         return sequence
@@ -105,18 +118,34 @@ class Sequence:
             if highest >= length:
                 raise CorruptFile(f"{path} lists id {highest:,}, but its data set has {length:,} examples")
             self._first_rows.append(self._first_rows[-1] + part.num_rows)
-        if self._table.complete and self._table.num_rows % self.keep:
-            raise CorruptFile(f"{path} holds {self._table.num_rows:,} ids, not a multiple of {self.keep} per step")
+        rows = self._table.num_rows
+        if self._table.complete and rows % self.keep:
+            raise CorruptFile(f"{path} holds {rows:,} ids, not a multiple of {self.keep} per step")
+        if self._table.complete and self._promised not in (None, rows // self.keep):
+            raise CorruptFile(f"{path} promised {self._promised:,} steps and ended after {rows // self.keep:,}")
 
-    def __len__(self) -> int:
-        """The number of steps."""
+    @property
+    def complete(self) -> bool:
+        return self._table.complete
+
+    def _wait(self, steps: int | None = None) -> int:
+        """Waits for the first steps (None: all) of a file that grows; how many are there."""
+        if self._table.grows:
+            self._table.wait(None if steps is None else steps * self.keep)
+            self._check_ids()
         return self._table.num_rows // self.keep
 
+    def __len__(self) -> int:
+        """The number of steps: of a followed file those that it promises, or if it promises none, at its end."""
+        return self._wait() if self._promised is None else self._promised
+
     def __getitem__(self, step: int) -> np.ndarray:
-        """The ids of one step (this rank's slice)."""
-        if not -len(self) <= step < len(self):
+        """The ids of one step (this rank's slice); of a followed file, as soon as it is there."""
+        position = step + len(self) if step < 0 else step
+        if position < 0 or position >= (self._promised or self._wait(position + 1)):
             raise IndexError(f"step {step} of a sequence of {len(self):,} steps")
-        first = (step % len(self)) * self.keep + self.rank * self.batch_size
+        self._wait(position + 1)
+        first = position * self.keep + self.rank * self.batch_size
         return self._rows("id", first, first + self.batch_size).astype(np.int64)
 
     def _rows(self, column: str, first: int, end: int) -> np.ndarray:
@@ -132,8 +161,10 @@ class Sequence:
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
         start, self._start, self._next_step = self._start, 0, self._start
-        for step in range(start, len(self)):
-            self._next_step = (step + 1) % len(self)
+        for step in itertools.count(start):
+            if step >= self._wait(step + 1):
+                return
+            self._next_step = step + 1
             yield self[step].tolist()
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,19 +172,22 @@ class Sequence:
 
         A loader with worker processes reads ahead: there, put the number of steps you have trained on.
         """
-        return {"step": self._next_step, "digest": self.digest}
+        if self._table.grows:
+            return {"step": self._next_step}
+        return {"step": self._next_step % max(len(self), 1), "digest": self.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         step = int(state["step"])
         if not 0 <= step <= len(self):
             raise ConfigError(f"cannot continue at step {step:,} of a sequence of {len(self):,} steps")
-        if state.get("digest", self.digest) != self.digest:
+        if "digest" in state and not self._table.grows and state["digest"] != self.digest:
             raise ConfigError("the saved position belongs to another sequence (its digest differs); open that one")
         self._start = self._next_step = step % len(self) if len(self) else 0
 
     @property
     def ids(self) -> np.ndarray:
         """All ids in order, over all ranks."""
+        self._wait()
         return self._table.column("id")[: len(self) * self.keep].astype(np.int64)
 
     def column(self, name: str) -> np.ndarray:
@@ -163,11 +197,13 @@ class Sequence:
                 f"this sequence has no column {name!r}, only {', '.join(self.header.columns)}; "
                 f"record it with columns=({name!r},)"
             )
+        self._wait()
         return self._table.column(name)[: len(self) * self.keep]
 
     @functools.cached_property
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
+        self._wait()
         return digest_of(*(p.columns["id"] for p in self._table.parts))
 
 
