@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import goldiprox as gp
-from goldiprox import artifacts, messages, sequence
+from goldiprox import artifacts, messages, receipts, sequence
 from goldiprox import irreducible as irreducible_module
 from goldiprox.data import parquet
 from goldiprox.errors import GoldiproxError
@@ -63,6 +63,23 @@ def irreducible_seed(folder: Path) -> bytes:
     values[::7] = 0.25
     table = gp.IrreducibleLosses(values, data={"fingerprint": "sha256:0", "length": 300}, parents={"split": "x"})
     return table.save(folder / "seed.arrow", force=True).read_bytes()
+
+
+def receipt_seed(folder: Path) -> bytes:
+    sequence_seed(folder)
+    batches = [gp.Batch(torch.tensor([step, step + 250]), (), ()) for step in range(4)]
+    list(gp.receipt(batches, folder / "receipt.arrow", data=Fingerprinted(), force=True))
+    return (folder / "receipt.arrow").read_bytes()
+
+
+class Fingerprinted:
+    """A data set of which only the name is asked."""
+
+    def fingerprint(self) -> str:
+        return "sha256:0"
+
+    def __len__(self) -> int:
+        return 300
 
 
 def parquet_seed(folder: Path) -> bytes:
@@ -105,6 +122,12 @@ def read_irreducible(path: Path) -> list[int]:
     return table.ids.tolist()
 
 
+def read_receipt(path: Path) -> list[int]:
+    opened = gp.Sequence.open(path.with_name("seed.arrow"))
+    assert receipts.compare(opened, path) == 4
+    return opened.ids.tolist()
+
+
 def read_parquet(path: Path) -> list[int]:
     images, labels, names = parquet.read_images([path])
     assert len(images) == len(labels)
@@ -115,6 +138,7 @@ def read_parquet(path: Path) -> list[int]:
 READERS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], list[int]]]] = {
     "sequence": (sequence_seed, read_sequence),
     "irreducible": (irreducible_seed, read_irreducible),
+    "receipt": (receipt_seed, read_receipt),
     "parquet": (parquet_seed, read_parquet),
 }
 
@@ -243,7 +267,7 @@ def guided(name: str, inputs: int, seed: int, folder: Path) -> None:
     import atheris
 
     make_seed, read = READERS[name]
-    for module in (messages, artifacts, sequence, irreducible_module, parquet, json.decoder):
+    for module in (messages, artifacts, sequence, irreducible_module, receipts, parquet, json.decoder):
         for value in list(vars(module).values()):
             for function in vars(value).values() if inspect.isclass(value) else [value]:
                 if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:

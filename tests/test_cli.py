@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from goldiprox.cli import main
@@ -445,6 +446,38 @@ class TestInspectAndVerify:
         code, _, err = goldiprox("verify", folder / "sequence.arrow", "other.arrow")
         assert code == 1
         assert "not made from the irreducible table" in err
+
+    def test_verify_notices_files_of_different_runs(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        path = tmp_path / "x.arrow"
+        for change, said in (
+            ({"data": {"fingerprint": "sha256:0", "length": 4_000}}, "made from different data"),
+            ({"parents": {"split": "sha256:0"}}, "different training sides"),
+        ):
+            path.write_bytes((folder / "sequence.arrow").read_bytes())
+            rewrite_header(path, **change)
+            code, _, err = goldiprox("verify", folder / "irreducible.arrow", path)
+            assert (code, said in err) == (1, True), err
+
+    def test_verify_compares_with_a_receipt(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        data, sequence = prepare(DataConfig(noise=0.1)).data, gp.Sequence.open(folder / "sequence.arrow")
+        steps = list(sequence)
+        for name, order in (("good", steps), ("bad", [*steps[:4], *steps[5:], steps[4]])):
+            for _ in gp.receipt(DataLoader(gp.WithIds(data), batch_sampler=order), tmp_path / name):
+                pass
+        files = [folder / "irreducible.arrow", folder / "sequence.arrow"]
+        code, out, err = goldiprox("verify", *files, "--receipt", "good")
+        assert (code, "good  agrees with the sequence" in out) == (0, True), err
+        code, out, _ = goldiprox("verify", *files, "--receipt", "bad", "--json")
+        shown = {f["path"]: f for f in json.loads(out)["files"]}
+        assert code == 1
+        assert "differ first at step 4" in shown["bad"]["problem"]
+        assert [shown[str(f)]["ok"] for f in files] == [True, True]
+        code, _, err = goldiprox("verify", files[0], "--receipt", "good")
+        assert (code, "compared with one sequence; 0 sound ones" in err) == (2, True)
+        code, _, err = goldiprox("verify", "good")
+        assert (code, "is a receipt" in err) == (1, True)
 
     def test_verify_of_something_else(self, goldiprox, tmp_path):
         with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as f, pa.ipc.new_stream(f, pa.schema([("id", pa.int64())])):

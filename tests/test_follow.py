@@ -38,7 +38,7 @@ def add(writer, steps):
 
 def die(writer):
     """Ends a writer as a crash does: without the end mark, and without its lock."""
-    writer._table._file.close()
+    writer._file.table._file.close()
 
 
 def test_steps_are_there_as_soon_as_they_are_written(path, blobs):

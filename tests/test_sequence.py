@@ -9,7 +9,15 @@ from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from conftest import make_blobs
-from goldiprox.errors import ConfigError, CorruptFile, DataError, FingerprintMismatch, UnsupportedFormat
+from goldiprox.artifacts import TableWriter
+from goldiprox.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    FingerprintMismatch,
+    OutputNotWritable,
+    UnsupportedFormat,
+)
 from goldiprox.irreducible import describe
 from goldiprox.sequence import statistics, verify
 from test_artifacts import rewrite_header
@@ -252,15 +260,23 @@ def test_steps_reach_the_disk_by_time_too(tmp_path):
     with gp.SequenceWriter(path, data=describe(make_blobs()), keep=KEEP, flush_seconds=0) as writer:
         writer.append(torch.as_tensor(picks()[0]))
         assert len(gp.Sequence.open(f"{path}.partial", partial=True)) == 1
-        writer._flush_seconds = 1e9
+        writer._file.flush_seconds = 1e9
         writer.append(torch.as_tensor(picks()[1]))
         assert len(gp.Sequence.open(f"{path}.partial", partial=True)) == 1
 
 
-def test_what_ended_the_loop_is_what_is_reported(tmp_path):
-    with pytest.raises(ZeroDivisionError), gp.SequenceWriter(tmp_path / "s.arrow", data=DATA_10, keep=1) as writer:
-        writer.append(torch.tensor([99]))  # outside the data set, which flushing would say
+def test_what_ended_the_loop_is_what_is_reported(tmp_path, monkeypatch):
+    def full(*_):
+        raise OutputNotWritable("the disk is full")
+
+    monkeypatch.setattr(TableWriter, "append", full)
+    writing = gp.SequenceWriter(tmp_path / "s.arrow", data=DATA_10, keep=1)
+    with pytest.raises(ZeroDivisionError), writing as writer:
+        writer.append(torch.tensor([9]))
         1 / 0  # noqa: B018
+    writing = gp.SequenceWriter(tmp_path / "s.arrow", data=DATA_10, keep=1)
+    with pytest.raises(OutputNotWritable), writing as writer:
+        writer.append(torch.tensor([9]))
 
 
 def test_sizes_in_a_header_allocate_nothing(path):

@@ -26,6 +26,7 @@ from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
 from goldiprox.errors import OutputInUse as OutputInUse
 from goldiprox.errors import OutputNotWritable as OutputNotWritable
+from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
 from goldiprox.errors import WriterGone as WriterGone
@@ -37,6 +38,7 @@ from goldiprox.irreducible import describe as describe
 from goldiprox.loop import TrainingConfig as TrainingConfig
 from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.models import build as build
+from goldiprox.receipts import receipt as receipt
 from goldiprox.selection import CandidateSampler as CandidateSampler
 from goldiprox.selection import Selector as Selector
 from goldiprox.selection import gumbel_top_k as gumbel_top_k

@@ -67,7 +67,7 @@ class Header:
     """What a file says about itself.
 
     Attributes:
-        kind: ``sequence`` or ``irreducible``.
+        kind: ``sequence``, ``irreducible`` or ``receipt``.
         data: Fingerprint and length of the base data set.
         parents: Digests of the files it was made from.
         config: The settings it was made with.

@@ -74,6 +74,18 @@ class MissingData(GoldiproxError, FileNotFoundError):
     """A data set that is not where it was looked for."""
 
 
+class ReceiptMismatch(GoldiproxError, ValueError):
+    """A training run that consumed other ids than the sequence has.
+
+    Attributes:
+        step: The first step that differs.
+    """
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
+
+
 class MissingIrreducible(GoldiproxError, ValueError):
     """Irreducible losses that are needed and not there."""
 

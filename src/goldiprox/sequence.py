@@ -1,12 +1,10 @@
 """The sequence: for each step, the ids worth training on. One file, replayed by any loader."""
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import itertools
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
+from goldiprox.buffered import BufferedWriter
 from goldiprox.data import require_fingerprint
-from goldiprox.errors import ConfigError, CorruptFile, DataError, GoldiproxError, some
+from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
 
 KIND = "sequence"
@@ -262,54 +261,36 @@ class SequenceWriter:
             columns={"id": id_type(int(data["length"])), **dict.fromkeys(columns, "float32")},
         )
         self.keep, self.steps, self._length = keep, resume_at or 0, int(data["length"])
-        self._flush_steps, self._flush_seconds = max(1, flush_rows // keep), flush_seconds
-        self._flushed = time.monotonic()
-        self._kept: dict[str, list[np.ndarray]] = {name: [] for name in header.columns}
         rows = None if resume_at is None else resume_at * keep
-        self._table = TableWriter(Path(path), header, force=force, resume_at=rows)
+        table = TableWriter(Path(path), header, force=force, resume_at=rows)
+        self._file = BufferedWriter(table, flush_rows=flush_rows, flush_seconds=flush_seconds)
 
     @property
     def path(self) -> Path:
-        return self._table.path
+        return self._file.table.path
 
     def append(self, ids: Tensor, values: Mapping[str, Tensor] | None = None) -> None:
         """Adds one step."""
-        row = ids.cpu().numpy()
+        row, values = ids.cpu().numpy(), values or {}
         if len(row) != self.keep:
             raise ConfigError(f"step {self.steps} has {len(row)} ids; every step of a sequence has {self.keep}")
-        check_columns(self._kept.keys() - {"id"}, values or {})
-        self._kept["id"].append(row)
-        for name in self._kept.keys() - {"id"}:
-            self._kept[name].append((values or {})[name].detach().float().cpu().numpy())
+        bad = row[(row < 0) | (row >= self._length)]
+        if len(bad):
+            raise DataError(f"ids {some(bad.tolist())} are outside the data set of {self._length:,} examples")
+        extra = self._file.table.header.columns.keys() - {"id"}
+        check_columns(extra, values)
+        self._file.append({"id": row, **{name: values[name].detach().float().cpu().numpy() for name in extra}})
         self.steps += 1
-        if len(self._kept["id"]) >= self._flush_steps or time.monotonic() - self._flushed >= self._flush_seconds:
-            self.flush()
 
     def flush(self) -> None:
         """Waits until every step so far is on the disk."""
-        self._flushed = time.monotonic()
-        if not self._kept["id"]:
-            return
-        columns = {name: np.concatenate(parts) for name, parts in self._kept.items()}
-        bad = columns["id"][(columns["id"] < 0) | (columns["id"] >= self._length)]
-        if len(bad):
-            raise DataError(f"ids {some(bad.tolist())} are outside the data set of {self._length:,} examples")
-        self._table.append(columns)
-        for parts in self._kept.values():
-            parts.clear()
+        self._file.flush()
 
     def __enter__(self) -> "SequenceWriter":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            # What ended the loop says more than that its last steps cannot be written either.
-            with contextlib.suppress(GoldiproxError) if kind else contextlib.nullcontext():
-                self.flush()
-            if kind is None:
-                self._table.close()
-        finally:
-            self._table.abandon()
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
 
 @dataclass(frozen=True)
