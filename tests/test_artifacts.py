@@ -252,8 +252,20 @@ def test_a_vanished_folder_while_writing_is_our_error(tmp_path):
     writer = TableWriter(folder / "a.arrow", header)
     artifacts.partial_path(folder / "a.arrow").unlink()
     folder.rmdir()
+    with pytest.raises(OutputNotWritable, match="moved, removed or replaced"):
+        writer.append({"id": np.array([1])})
     with pytest.raises(OutputNotWritable):
         writer.close()
+
+
+def test_the_order_of_columns_is_part_of_the_header(tmp_path):
+    names = {"id": "uint8", "score": "float32", "loss": "float32"}
+    writer = TableWriter(tmp_path / "a.arrow", Header(kind="sequence", data=DATA, columns=names))
+    writer.append({name: np.array([1]) for name in names})
+    writer.abandon()
+    other = dict(sorted(names.items()))
+    with pytest.raises(ConfigError, match="columns"):
+        TableWriter(tmp_path / "a.arrow", Header(kind="sequence", data=DATA, columns=other), resume_at=1)
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path):
@@ -314,7 +326,7 @@ def test_a_file_with_its_end_mark_that_was_never_named_is_continued(tmp_path):
         ({"data": {"fingerprint": "sha256:1", "length": 100}}, 'data.fingerprint "sha256:0" there, "sha256:1" here'),
         ({"config": {"keep": 2, "a": {"b": 1}}}, "config.a.b None there, 1 here"),
         ({"parents": {"split": "x"}}, 'parents.split None there, "x" here'),
-        ({"columns": {"id": "uint8", "score": "float32"}}, 'columns.score None there, "float32" here'),
+        ({"columns": {"id": "uint16"}}, 'columns [["id", "uint8"]] there, [["id", "uint16"]] here'),
     ],
 )
 def test_continuing_with_another_header_is_refused_and_says_what_changed(tmp_path, changes, said):

@@ -97,7 +97,8 @@ class Header:
 
     def differences(self, other: "Header") -> str:
         """Where another header says something else; versions may differ."""
-        mine, others = (_flat({**asdict(h), "versions": 0}) for h in (self, other))
+        # Columns as a list: their order is that of the bytes.
+        mine, others = (_flat({**asdict(h), "versions": 0, "columns": list(h.columns.items())}) for h in (self, other))
         changed = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
         return "; ".join(f"{name} {others.get(name)} there, {mine.get(name)} here" for name in changed)
 

@@ -49,15 +49,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     with writing(path):
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOFOLLOW, 0o666)
         try:
-            _write(fd, content)
-            os.fsync(fd)
+            try:
+                _write(fd, content)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            publish(partial, path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
             raise
-        finally:
-            os.close(fd)
-        publish(partial, path)
 
 
 def publish(partial: Path, path: Path) -> None:
@@ -187,8 +188,7 @@ class GrowingFile:
             mine = False
             try:
                 _lock(self._fd, path)
-                if not os.path.samestat(os.fstat(self._fd), os.stat(path)):
-                    raise OutputInUse(f"another process has just replaced {path}; try again")
+                self._check_place()
                 mine = create
                 if create:
                     os.ftruncate(self._fd, 0)
@@ -218,12 +218,24 @@ class GrowingFile:
                 os.lseek(self._fd, self.size, os.SEEK_SET)
                 _write(self._fd, content)
                 os.fsync(self._fd)
+                self._check_place()
             except OSError:
                 with contextlib.suppress(OSError):
                     self.cut(self.size)
                 raise
         self.size += len(content)
         self._dirty = False
+
+    def _check_place(self) -> None:
+        """Raises where the file is no longer under its name: the system would let us write on, to nowhere."""
+        try:
+            there = os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise OutputNotWritable(
+                f"{self.path} was moved, removed or replaced while it was open; choose another --out"
+            )
 
     def cut(self, size: int) -> None:
         """Drops what follows the first `size` bytes."""
