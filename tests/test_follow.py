@@ -160,6 +160,16 @@ def test_rows_that_change_after_they_were_given_are_an_error(path, blobs, how):
         followed[6]
 
 
+def test_a_new_run_under_the_same_name_does_not_distract(path, blobs):
+    with begin(path, blobs) as writer:
+        add(writer, picks()[:6])
+        followed = gp.Sequence.open(path, follow=True, timeout=SHORT)
+        add(writer, picks()[6:])
+    with begin(path, blobs, steps=STEPS + 1, force=True):
+        assert list(followed) == picks().tolist()
+        assert followed.complete
+
+
 def test_a_file_that_ends_before_what_it_promised(path, blobs):
     with begin(path, blobs) as writer:
         add(writer, picks()[:6])

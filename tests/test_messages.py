@@ -98,3 +98,25 @@ def test_text_made_to_exhaust_the_parser(text):
     content, _ = messages._seal(schema.serialize(), 0)
     with pytest.raises(Damage, match="no seal"):
         messages.decode_header(memoryview(content))
+
+
+@pytest.mark.parametrize("what", ["compressed", "nulls", "dictionary", "list"])
+def test_layouts_that_are_not_ours_are_refused_even_under_a_seal(what):
+    values = {
+        "compressed": pa.array(np.zeros(1_000, np.uint8)),
+        "nulls": pa.array([1, None, 3], pa.uint8()),
+        "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "list": pa.array([[1], [2, 3], []], pa.list_(pa.uint8())),
+    }[what]
+    schema = pa.schema([pa.field("id", values.type)])
+    stamp = {"goldiprox": messages._text({"first_row": 0, "num_rows": len(values)})}
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if what == "compressed" else None)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as stream:
+        stream.write_batch(pa.record_batch([values], schema=schema), custom_metadata=stamp)
+    header, seal = messages.encode_header({"columns": {"id": "uint8"}})
+    message, _ = messages._seal(memoryview(sink.getvalue())[len(schema.serialize()) : -len(END)], seal)
+    content = memoryview(header + message + END)
+    found, complete, damage = messages.decode_all(content, len(header), {"id": "uint8"}, 0, seal)
+    assert (list(found), complete) == ([], False)
+    assert "damaged" in damage

@@ -27,13 +27,14 @@ class FollowedTable(Table):
         poll: Seconds between looks at it, at most.
     """
 
+    _fd = -1
+
     def __init__(self, path: Path, *, kind: str, timeout: float, poll: float = 0.2):
         self.path = path.with_name(path.name.removesuffix(".partial"))
         self._kind, self._timeout, self._poll = kind, timeout, poll
-        self._fd = -1
         self.num_rows = 0
         self._until(self._begins)
-        header, self._position, self._seal = read_start(self.path, self._content(), kind)
+        header, self._position, self._seal = self._start
         super().__init__(self.path, header, [], complete=False)
         self._read_on()
 
@@ -47,8 +48,11 @@ class FollowedTable(Table):
             self._until(lambda: self._has(num_rows))
 
     def _has(self, num_rows: int | None) -> bool:
-        self._reopen()
+        before = self.num_rows
         self._read_on()
+        if not self.complete and self.num_rows == before:
+            self._reopen()
+            self._read_on()
         return self.complete or (num_rows is not None and self.num_rows >= num_rows)
 
     def _until(self, ready: Callable[[], bool]) -> None:
@@ -84,7 +88,7 @@ class FollowedTable(Table):
         if self._fd < 0:
             return False
         try:
-            read_start(self.path, self._content(), self._kind)
+            self._start = read_start(self.path, self._content(), self._kind)
         except CorruptFile:  # as long as it is being written; what is really damaged stays so
             return False
         return True
