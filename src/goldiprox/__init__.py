@@ -24,8 +24,12 @@ from goldiprox.errors import MissingIrreducible as MissingIrreducible
 from goldiprox.errors import ModelMismatch as ModelMismatch
 from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
+from goldiprox.errors import OutputInUse as OutputInUse
+from goldiprox.errors import OutputNotWritable as OutputNotWritable
+from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
+from goldiprox.errors import WriterGone as WriterGone
 from goldiprox.holdout import HoldoutConfig as HoldoutConfig
 from goldiprox.holdout import irreducible_losses as irreducible_losses
 from goldiprox.holdout import train_holdout_model as train_holdout_model
@@ -34,6 +38,7 @@ from goldiprox.irreducible import describe as describe
 from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.models import build as build
 from goldiprox.optim import TrainingConfig as TrainingConfig
+from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many
 from goldiprox.selection import CandidateSampler as CandidateSampler

@@ -58,12 +58,32 @@ class OutputNotWritable(GoldiproxError, OSError):
     """An output that cannot be written where it was asked for."""
 
 
+class OutputInUse(GoldiproxError, BlockingIOError):
+    """An output that another process is writing."""
+
+
+class WriterGone(GoldiproxError, TimeoutError):
+    """A file that is not complete, and that nobody writes any more."""
+
+
 class MissingFile(GoldiproxError, FileNotFoundError):
     """A file that is not where it was looked for."""
 
 
 class MissingData(GoldiproxError, FileNotFoundError):
     """A data set that is not where it was looked for."""
+
+
+class ReceiptMismatch(GoldiproxError, ValueError):
+    """A training run that consumed other ids than the sequence has.
+
+    Attributes:
+        step: The first step that differs.
+    """
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
 
 
 class MissingIrreducible(GoldiproxError, ValueError):

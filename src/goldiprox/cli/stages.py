@@ -104,12 +104,16 @@ def train(
     config: RunConfig,
     sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),
     partial: Annotated[bool, typer.Option("--partial", help="Accept a sequence that was broken off.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Train while another process is still selecting; wait for its steps.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="With --follow: seconds to wait for a selecting process.")] = 60.0,
     out_folder: o.OutFolder = None,
     force: o.Force = False,
     json: o.Json = False,
 ) -> None:
     """Train the large model on a sequence: metrics.jsonl, model.safetensors, result.json."""
-    opened = Sequence.open(sequence, partial=partial)
+    opened = Sequence.open(sequence, partial=partial, follow=follow, timeout=timeout)
     stages = Stages(config, progress=_progress(json))
     header = opened.header
     stages.require_same_data(str(sequence), header.data, header.config, header.parents)
