@@ -348,7 +348,8 @@ def test_an_interrupted_run_says_what_is_left(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted: what was recorded so far stays" in err
+    assert "interrupted: stopped after step" in err
+    assert "select --acquisition loss --epochs 100000 --resume" in err
     assert "Traceback" not in err
     rescued = gp.Sequence.open(partial, partial=True)
     assert len(rescued) >= 256

@@ -10,6 +10,7 @@ from goldiprox.acquisition import loss as loss
 from goldiprox.acquisition import ordered_loss as ordered_loss
 from goldiprox.acquisition import reducible_loss as reducible_loss
 from goldiprox.acquisition import uniform as uniform
+from goldiprox.checkpoint import Checkpoints as Checkpoints
 from goldiprox.data import Batch as Batch
 from goldiprox.data import TensorData as TensorData
 from goldiprox.data import WithIds as WithIds
@@ -20,6 +21,7 @@ from goldiprox.errors import CorruptFile as CorruptFile
 from goldiprox.errors import DataError as DataError
 from goldiprox.errors import FingerprintMismatch as FingerprintMismatch
 from goldiprox.errors import GoldiproxError as GoldiproxError
+from goldiprox.errors import Interrupted as Interrupted
 from goldiprox.errors import MissingIrreducible as MissingIrreducible
 from goldiprox.errors import ModelMismatch as ModelMismatch
 from goldiprox.errors import NonFiniteError as NonFiniteError

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,16 +98,16 @@ class Header:
     def differences(self, other: "Header") -> str:
         """Where another header says something else; versions may differ."""
         # Columns as a list: their order is that of the bytes.
-        mine, others = (_flat({**asdict(h), "versions": 0, "columns": list(h.columns.items())}) for h in (self, other))
+        mine, others = (flat({**asdict(h), "versions": 0, "columns": list(h.columns.items())}) for h in (self, other))
         changed = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
         return "; ".join(f"{name} {others.get(name)} there, {mine.get(name)} here" for name in changed)
 
 
-def _flat(value: Any, name: str = "") -> dict[str, str]:
+def flat(value: Any, name: str = "") -> dict[str, str]:
     """A nested table as one of texts: ``config.seed`` and the like."""
     if not isinstance(value, Mapping):
         return {name: json.dumps(value)}
-    return {k: v for key in value for k, v in _flat(value[key], f"{name}.{key}" if name else str(key)).items()}
+    return {k: v for key in value for k, v in flat(value[key], f"{name}.{key}" if name else str(key)).items()}
 
 
 def id_type(length: int) -> str:
@@ -259,9 +259,11 @@ class Table:
         parts: Its record batches.
         complete: Whether it has its end mark.
         grows: Whether more rows may come, which `wait` waits for.
+        on_wait: Called while it waits; may raise.
     """
 
     grows = False
+    on_wait: Callable[[], None] | None = None
 
     def __init__(self, path: Path, header: Header, parts: Iterable[Rows], *, complete: bool):
         self.path = path

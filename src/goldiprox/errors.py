@@ -6,6 +6,7 @@ wrong, with the values, then the remedy.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GoldiproxError(Exception):
@@ -90,6 +91,10 @@ class MissingIrreducible(GoldiproxError, ValueError):
     """Irreducible losses that are needed and not there."""
 
 
+class Interrupted(GoldiproxError, InterruptedError):
+    """A run that was asked to stop, and saved how far it is."""
+
+
 class MissingExtra(GoldiproxError, ImportError):
     """An optional package that is needed and not installed."""
 
@@ -103,10 +108,14 @@ class NonFiniteError(GoldiproxError, ArithmeticError):
     Attributes:
         step: The step at which it was noticed.
         ids: The examples concerned.
+        checkpoint: The folder of the last good checkpoint, where there is one.
     """
 
-    def __init__(self, message: str, *, step: int | None = None, ids: Iterable[int] = ()):
+    def __init__(
+        self, message: str, *, step: int | None = None, ids: Iterable[int] = (), checkpoint: Path | None = None
+    ):
         super().__init__(message)
+        self.checkpoint = checkpoint
         self.step = step
         self.ids = list(ids)
 

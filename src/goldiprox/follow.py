@@ -64,6 +64,8 @@ class FollowedTable(Table):
                 deadline = now + self._timeout
             elif now >= deadline:
                 raise self._gone()
+            if self.on_wait:
+                self.on_wait()
             time.sleep(pause)
             pause = min(2 * pause, self._poll)
 

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,10 @@ class Sequence:
     @property
     def complete(self) -> bool:
         return self._table.complete
+
+    def on_wait(self, call: Callable[[], None]) -> None:
+        """Has something called while steps of a followed file are waited for; it may raise to end that."""
+        self._table.on_wait = call
 
     def _wait(self, steps: int | None = None) -> int:
         """Waits for the first steps (None: all) of a file that grows; how many are there."""

@@ -80,10 +80,11 @@ def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
 
 def next_command(arguments: str) -> None:
     """What to try next, spelt so that it runs from here."""
-    out.print(Text.assemble("\nNext: ", (f"{_program()} {arguments}", "bold")))
+    out.print(Text.assemble("\nNext: ", (f"{program()} {arguments}", "bold")))
 
 
-def _program() -> str:
+def program() -> str:
+    """How this program is called from here."""
     if shutil.which("goldiprox"):
         return "goldiprox"
     called = Path(sys.argv[0])
