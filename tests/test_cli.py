@@ -392,7 +392,9 @@ def test_training_while_another_process_selects(goldiprox, tmp_path):
     select = [sys.executable, "-m", "goldiprox", "select", "--acquisition", "loss", "--epochs", "20", "--device", "cpu"]
     selecting = subprocess.Popen(select, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        code, out, err = goldiprox("train", "--follow", "--device", "cpu", "--json", "--out", "followed")
+        code, out, err = goldiprox(
+            "train", "--follow", "--timeout", "300", "--device", "cpu", "--json", "--out", "followed"
+        )
     finally:
         assert selecting.wait() == 0
     assert code == 0, err
