@@ -407,6 +407,16 @@ def test_training_while_another_process_selects(goldiprox, tmp_path):
     assert lines[0] == lines[1] > 1
 
 
+def test_a_folder_that_another_process_writes_is_not_replaced(goldiprox, tmp_path):
+    folder = tmp_path / "r"
+    data = {"fingerprint": "x", "length": 10}
+    with gp.SequenceWriter(folder / "sequence.arrow", data=data, keep=1) as writer:
+        code, _, err = goldiprox("run", *QUICK, "--out", folder, "--force")
+        assert (code, "another process is writing" in err) == (1, True), err
+        writer.append(torch.tensor([3]))
+    assert list(gp.Sequence.open(folder / "sequence.arrow")) == [[3]]
+
+
 def test_following_nothing_and_a_dead_process(finished, goldiprox, tmp_path):
     code, _, err = goldiprox("train", "--follow", "--timeout", "0.1")
     assert (code, "has appeared within 0.1 s" in err) == (1, True)

@@ -11,11 +11,12 @@ from goldiprox.acquisition import loss, uniform
 from goldiprox.analysis import share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
 from goldiprox.data import fingerprint
-from goldiprox.errors import OutputExists
+from goldiprox.errors import OutputExists, OutputInUse
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.sequence import Sequence, statistics
 from goldiprox.stages import Progress, RunConfig, Stages
+from goldiprox.storage import is_being_written
 
 OURS = (
     "*.arrow",
@@ -54,6 +55,8 @@ def _given_folder(folder: Path, *, force: bool) -> Path:
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace the run in it")
     check_folder(folder)
+    if busy := [p for p in folder.glob("*.partial") if is_being_written(p)]:
+        raise OutputInUse(f"another process is writing {busy[0]}; wait until it is done, or choose another --out")
     ours = [p for pattern in OURS for p in folder.glob(pattern)]
     aside = folder / REPLACED
     if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
