@@ -13,7 +13,6 @@ import json
 import operator
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -282,7 +281,7 @@ def fuzz(name: str, inputs: int, seed: int, folder: Path) -> int:
         try:
             ids = attempt(read, path, content)
         except BaseException:
-            shutil.copy(path, Path(f"finding-{name}-{seed}-{number}"))
+            Path(f"finding-{name}-{seed}-{number}").write_bytes(content)
             raise
         taken += bool(ids)
         assert sealed or name == "parquet" or ids == right[: len(ids)], f"wrong ids: input {number} of seed {seed}"

@@ -78,9 +78,9 @@ def test_waits_for_a_writer_in_another_thread(path, blobs, steps):
         loader = DataLoader(gp.WithIds(blobs), batch_sampler=followed)
         assert [batch.ids.tolist() for batch in loader] == picks().tolist()
         assert len(followed) == STEPS
-        assert followed.digest == gp.Sequence.open(path).digest
     finally:
         thread.join()
+    assert followed.digest == gp.Sequence.open(path).digest  # which has its name a moment after its end mark
 
 
 def test_at_every_byte_of_its_growth_the_rows_are_right(path, blobs):
@@ -174,8 +174,15 @@ def test_a_file_that_ends_before_what_it_promised(path, blobs):
     with begin(path, blobs) as writer:
         add(writer, picks()[:6])
         followed = gp.Sequence.open(path, follow=True)
-    with pytest.raises(CorruptFile, match="promised 25 steps and ended after 6"):
+    with pytest.raises(CorruptFile, match="promised 25 steps and holds 6"):
         list(followed)
+
+
+def test_a_file_that_holds_more_than_it_promised(path, blobs):
+    with begin(path, blobs, steps=1) as writer:  # found by fuzzing
+        add(writer, picks()[:2])
+        with pytest.raises(CorruptFile, match="promised 1 steps and holds 2"):
+            list(gp.Sequence.open(path, follow=True, timeout=SHORT))
 
 
 def test_nothing_to_follow(path, blobs):
