@@ -13,7 +13,6 @@ import json
 import operator
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import goldiprox as gp
-from goldiprox import artifacts, messages, receipts, sequence
+from goldiprox import artifacts, follow, messages, receipts, sequence
 from goldiprox import irreducible as irreducible_module
 from goldiprox.data import parquet
 from goldiprox.errors import GoldiproxError
@@ -116,6 +116,31 @@ def read_sequence(path: Path) -> list[int]:
     return opened.ids.tolist()
 
 
+def no_sleep(seconds: float) -> None:
+    """Nobody writes: there is nothing to wait for."""
+
+
+def read_unfinished(path: Path) -> list[int]:
+    """A file that was broken off, followed and continued: rows that were there stay as they were."""
+    partial = path.with_name(path.name + ".partial")
+    path.replace(partial)
+    try:
+        with mock.patch("time.sleep", no_sleep):
+            followed = gp.Sequence.open(path, follow=True, timeout=0)
+            assert [followed[step].tolist() for step in range(min(len(followed), 9))] == list(followed)[:9]
+    except GoldiproxError:
+        pass
+    header = artifacts.read_header(partial)
+    before = gp.Sequence.open(partial, partial=True).ids.tolist()
+    num_rows = len(before) // 2
+    try:
+        artifacts.TableWriter(path, header, resume_at=num_rows).abandon()
+    finally:
+        after = gp.Sequence.open(partial, partial=True)._table.column("id").tolist()
+    assert after == before[:num_rows]
+    return before
+
+
 def read_irreducible(path: Path) -> list[int]:
     table = gp.IrreducibleLosses.open(path)
     assert table.digest.startswith("sha256:")
@@ -137,6 +162,7 @@ def read_parquet(path: Path) -> list[int]:
 
 READERS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], list[int]]]] = {
     "sequence": (sequence_seed, read_sequence),
+    "unfinished": (sequence_seed, read_unfinished),
     "irreducible": (irreducible_seed, read_irreducible),
     "receipt": (receipt_seed, read_receipt),
     "parquet": (parquet_seed, read_parquet),
@@ -255,7 +281,7 @@ def fuzz(name: str, inputs: int, seed: int, folder: Path) -> int:
         try:
             ids = attempt(read, path, content)
         except BaseException:
-            shutil.copy(path, Path(f"finding-{name}-{seed}-{number}"))
+            Path(f"finding-{name}-{seed}-{number}").write_bytes(content)
             raise
         taken += bool(ids)
         assert sealed or name == "parquet" or ids == right[: len(ids)], f"wrong ids: input {number} of seed {seed}"
@@ -267,7 +293,7 @@ def guided(name: str, inputs: int, seed: int, folder: Path) -> None:
     import atheris
 
     make_seed, read = READERS[name]
-    for module in (messages, artifacts, sequence, irreducible_module, receipts, parquet, json.decoder):
+    for module in (messages, artifacts, follow, sequence, irreducible_module, receipts, parquet, json.decoder):
         for value in list(vars(module).values()):
             for function in vars(value).values() if inspect.isclass(value) else [value]:
                 if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:

@@ -303,6 +303,14 @@ def test_an_unfinished_file_is_cut_back_to_any_row_and_continued(tmp_path, num_r
     assert [p.name for p in tmp_path.iterdir()] == ["a.arrow"]
 
 
+def test_continuing_at_the_beginning_and_stopping_again_leaves_a_file_to_continue(tmp_path):
+    path = write(tmp_path / "a.arrow", [1, 2], close=False)
+    for _ in range(2):
+        begun(path, resume_at=0).abandon()
+    begun(path, resume_at=0).close()
+    assert Table.open(path, kind="sequence").num_rows == 0
+
+
 def test_a_damaged_end_is_cut_off_on_continuing(tmp_path):
     path = write(tmp_path / "a.arrow", [1, 2], [3, 4], close=False)
     partial = artifacts.partial_path(path)

@@ -393,7 +393,9 @@ def test_training_while_another_process_selects(goldiprox, tmp_path):
     select = [sys.executable, "-m", "goldiprox", "select", "--acquisition", "loss", "--epochs", "20", "--device", "cpu"]
     selecting = subprocess.Popen(select, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        code, out, err = goldiprox("train", "--follow", "--device", "cpu", "--json", "--out", "followed")
+        code, out, err = goldiprox(
+            "train", "--follow", "--timeout", "300", "--device", "cpu", "--json", "--out", "followed"
+        )
     finally:
         assert selecting.wait() == 0
     assert code == 0, err
@@ -404,6 +406,16 @@ def test_training_while_another_process_selects(goldiprox, tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
     lines = [(gp_path(name) / "metrics.jsonl").read_text().count("\n") for name in ("followed", "replayed")]
     assert lines[0] == lines[1] > 1
+
+
+def test_a_folder_that_another_process_writes_is_not_replaced(goldiprox, tmp_path):
+    folder = tmp_path / "r"
+    data = {"fingerprint": "x", "length": 10}
+    with gp.SequenceWriter(folder / "sequence.arrow", data=data, keep=1) as writer:
+        code, _, err = goldiprox("run", *QUICK, "--out", folder, "--force")
+        assert (code, "another process is writing" in err) == (1, True), err
+        writer.append(torch.tensor([3]))
+    assert list(gp.Sequence.open(folder / "sequence.arrow")) == [[3]]
 
 
 def test_following_nothing_and_a_dead_process(finished, goldiprox, tmp_path):

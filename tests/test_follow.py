@@ -17,7 +17,7 @@ from goldiprox.irreducible import describe
 from test_artifacts import rewrite_header
 from test_sequence import KEEP, STEPS, picks
 
-LONG, SHORT = 60.0, 0.05
+LONG, SHORT = 300.0, 0.05
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def test_waits_for_a_writer_in_another_thread(path, blobs, steps):
         loader = DataLoader(gp.WithIds(blobs), batch_sampler=followed)
         assert [batch.ids.tolist() for batch in loader] == picks().tolist()
         assert len(followed) == STEPS
-        assert followed.digest == gp.Sequence.open(path).digest
     finally:
         thread.join()
+    assert followed.digest == gp.Sequence.open(path).digest  # which has its name a moment after its end mark
 
 
 def test_at_every_byte_of_its_growth_the_rows_are_right(path, blobs):
@@ -174,8 +174,15 @@ def test_a_file_that_ends_before_what_it_promised(path, blobs):
     with begin(path, blobs) as writer:
         add(writer, picks()[:6])
         followed = gp.Sequence.open(path, follow=True)
-    with pytest.raises(CorruptFile, match="promised 25 steps and ended after 6"):
+    with pytest.raises(CorruptFile, match="promised 25 steps and holds 6"):
         list(followed)
+
+
+def test_a_file_that_holds_more_than_it_promised(path, blobs):
+    with begin(path, blobs, steps=1) as writer:  # found by fuzzing
+        add(writer, picks()[:2])
+        with pytest.raises(CorruptFile, match="promised 1 steps and holds 2"):
+            list(gp.Sequence.open(path, follow=True, timeout=SHORT))
 
 
 def test_nothing_to_follow(path, blobs):
@@ -233,13 +240,13 @@ def test_training_on_a_growing_file_ends_as_training_on_the_finished_one(path, b
 WRITER = """
 import sys, time
 import numpy as np, torch, goldiprox as gp
-ids, resume_at = np.load(sys.argv[2]), int(sys.argv[3])
-data = {"fingerprint": "x", "length": 400}
+path, ids, resume_at, stop_at = sys.argv[1], np.load(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 settings = {"keep": ids.shape[1], "config": {"steps": len(ids)}, "flush_rows": 1, "resume_at": resume_at or None}
-with gp.SequenceWriter(sys.argv[1], data=data, **settings) as w:
-    for step in ids[resume_at:]:
-        w.append(torch.as_tensor(step))
-        time.sleep(0.01)
+with gp.SequenceWriter(path, data={"fingerprint": "x", "length": 400}, **settings) as writer:
+    for step in range(resume_at, len(ids)):
+        if step == stop_at:
+            time.sleep(600)  # until it is killed
+        writer.append(torch.as_tensor(ids[step]))
 """
 
 
@@ -247,15 +254,16 @@ def test_the_writer_is_killed_and_continued_while_it_is_followed(path, tmp_path)
     ids = picks(60)
     np.save(tmp_path / "ids.npy", ids)
 
-    def start(resume_at):
-        return subprocess.Popen([sys.executable, "-c", WRITER, path, tmp_path / "ids.npy", str(resume_at)])
+    def start(resume_at, stop_at):
+        arguments = [path, tmp_path / "ids.npy", str(resume_at), str(stop_at)]
+        return subprocess.Popen([sys.executable, "-c", WRITER, *arguments])
 
-    writer = start(0)
+    writer = start(0, stop_at=30)
     followed = gp.Sequence.open(path, follow=True, timeout=LONG)
     assert followed[20].tolist() == ids[20].tolist()
     writer.kill()
     writer.wait()
-    writer = start(7)
+    writer = start(7, stop_at=-1)
     assert list(followed) == ids.tolist()
     assert writer.wait() == 0
     assert followed.digest == gp.Sequence.open(path).digest

@@ -186,3 +186,12 @@ def test_more_rows_than_a_file_can_hold_are_refused(tmp_path, images, monkeypatc
     repeated = [images[0]] * 20_000  # dictionary-encoded: the image is there once
     with pytest.raises(DataError, match="more than 10 times its size"):
         gp.load(hostile_folder(tmp_path, repeated, [0] * 20_000))
+
+
+def test_pages_that_unfold_to_more_than_their_file_are_refused(tmp_path):
+    table = pa.table({"image": [{"bytes": bytes(80_000_000), "path": None}], "label": [0]})
+    for part in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{part}.parquet", compression="zstd", use_dictionary=False)
+    assert (tmp_path / "train.parquet").stat().st_size < 100_000
+    with pytest.raises(DataError, match="256 times its size"):
+        gp.load(str(tmp_path))

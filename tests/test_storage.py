@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import goldiprox as gp
 from goldiprox import storage
 from goldiprox.artifacts import Header, Table, TableWriter
 from goldiprox.errors import OutputInUse, OutputNotWritable
@@ -148,6 +150,21 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatc
         assert failed or content == b"something new"
         seen.add((failed, content))
     assert (True, b"old") in seen
+
+
+def test_a_failing_disk_while_a_table_is_saved(tmp_path, monkeypatch):
+    table = gp.IrreducibleLosses(torch.ones(10), data={"fingerprint": "x", "length": 10})
+    for name, failed in every_fault(monkeypatch, lambda name: table.save(tmp_path / name)):
+        path = tmp_path / name
+        assert not is_being_written(partial_path(path))
+        assert failed or gp.IrreducibleLosses.open(path).digest == table.digest
+
+
+def test_a_forgotten_writer_lets_go_of_its_lock(tmp_path):
+    file = GrowingFile(tmp_path / "a", create=True)
+    assert is_being_written(file.path)
+    del file
+    assert not is_being_written(tmp_path / "a")
 
 
 def test_a_disk_that_is_really_full(tmp_path):

@@ -162,7 +162,7 @@ class TableWriter:
     def __init__(self, path: Path, header: Header, *, force: bool = False, resume_at: int | None = None):
         self.path = path
         self.header = header
-        self.num_rows = 0
+        self.num_rows, self._resumed = 0, resume_at is not None
         try:
             header.check()
         except TypeError as e:
@@ -239,7 +239,7 @@ class TableWriter:
         """Stops without the end mark: what was appended stays readable under the partial name."""
         if self._file.closed:
             return
-        if self.num_rows:
+        if self.num_rows or self._resumed:
             self._file.close()
         else:
             self._file.discard()

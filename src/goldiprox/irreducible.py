@@ -135,8 +135,11 @@ class IrreducibleLosses:
         )
         ids = self.ids
         writer = TableWriter(Path(path), header, force=force)
-        writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
-        writer.close()
+        try:
+            writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
+            writer.close()
+        finally:
+            writer.abandon()
         return writer.path
 
     @classmethod

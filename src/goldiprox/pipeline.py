@@ -12,11 +12,12 @@ from goldiprox.analysis import share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
-from goldiprox.errors import ConfigError, MissingFile, OutputExists
+from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.sequence import Sequence, statistics
 from goldiprox.stages import Progress, RunConfig, Stages
+from goldiprox.storage import is_being_written
 
 OURS = (
     "*.arrow",
@@ -84,6 +85,8 @@ def _check_given(folder: Path, *, force: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (force or unfinished):
         raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace the run in it")
     check_folder(folder)
+    if busy := [p for p in folder.glob("*.partial") if is_being_written(p)]:
+        raise OutputInUse(f"another process is writing {busy[0]}; wait until it is done, or choose another --out")
 
 
 def _set_aside(folder: Path) -> None:

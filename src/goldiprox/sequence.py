@@ -133,8 +133,9 @@ class Sequence:
         rows = self._table.num_rows
         if self._table.complete and rows % self.keep:
             raise CorruptFile(f"{path} holds {rows:,} ids, not a multiple of {self.keep} per step")
-        if self._table.complete and self._promised not in (None, rows // self.keep):
-            raise CorruptFile(f"{path} promised {self._promised:,} steps and ended after {rows // self.keep:,}")
+        promised = rows if self._promised is None else self._promised * self.keep
+        if rows > promised or (self._table.complete and rows < promised):
+            raise CorruptFile(f"{path} promised {self._promised:,} steps and holds {rows // self.keep:,}")
 
     @property
     def complete(self) -> bool:

@@ -179,6 +179,8 @@ class GrowingFile:
         create: Begin an empty one; else continue one that is there.
     """
 
+    _fd = -1
+
     def __init__(self, path: Path, *, create: bool):
         self.path = path
         self.size = 0
@@ -274,6 +276,9 @@ class GrowingFile:
         if fd >= 0:
             with contextlib.suppress(OSError):  # everything was synced before
                 os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()  # a writer that was forgotten must not keep its lock
 
 
 _growing: "weakref.WeakSet[GrowingFile]" = weakref.WeakSet()
