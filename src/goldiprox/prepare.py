@@ -71,8 +71,9 @@ def prepare(config: DataConfig) -> Prepared:
     return Prepared(config, data, source.test, split, truth)
 
 
-def differences(recorded: dict[str, Any], current: DataConfig) -> str:
+def differences(recorded: Any, current: DataConfig) -> str:
     """Which settings of a file differ from the current ones, as flags, for a message."""
+    recorded = recorded if isinstance(recorded, dict) else {}  # a stranger's file may say anything
     changed = [
         f"--{name.replace('_', '-')} {recorded[name]} there, {value} here"
         for name, value in current.recorded().items()
