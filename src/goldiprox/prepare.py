@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from goldiprox.data import TensorData, load
+from goldiprox.data import Source, TensorData, load
 from goldiprox.data.corruption import NoiseKind, Truth, add_white_noise, corrupt_labels, duplicate
 from goldiprox.split import Split, holdout_split
 
@@ -50,9 +50,14 @@ class Prepared:
     truth: Truth
 
 
-def prepare(config: DataConfig) -> Prepared:
-    """Loads, splits and damages."""
-    source = load(config.data, config.data_dir)
+def prepare(config: DataConfig, source: Source | None = None) -> Prepared:
+    """Loads, splits and damages.
+
+    Args:
+        config: Which data, and what is done to it.
+        source: The data where it is loaded already: several seeds need it once.
+    """
+    source = source or load(config.data, config.data_dir)
     data, seed = source.train, config.data_seed
     labels = data.labels if data.num_classes is not None else None
     split = holdout_split(len(data), labels, holdout=config.holdout, seed=seed)
