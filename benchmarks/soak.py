@@ -34,9 +34,7 @@ def usage() -> tuple[int, int, int]:
 def soak(steps: int, folder: Path, *, warm_up: int = WARM_UP, checkpoint_every: float = 5.0) -> dict[str, Any]:
     """Records so many steps into a file, with checkpoints, and looks at the process ten times per `warm_up` steps."""
     generator = torch.Generator().manual_seed(0)
-    data = gp.TensorData(
-        torch.randn(4096, 8, generator=generator), torch.arange(4096) % 4, num_classes=4, name="noise"
-    )
+    data = gp.TensorData(torch.randn(4096, 8, generator=generator), torch.arange(4096) % 4, num_classes=4, name="noise")
     proxy = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     seen: list[tuple[int, int, int]] = []
     started = time.perf_counter()

@@ -93,6 +93,7 @@ class Checkpoints:
         check_folder(self.folder)
         self._lock = GrowingFile(self.folder / _LOCK, create=True)
         try:
+            shutil.rmtree(self._removed, ignore_errors=True)  # where the process was killed over it
             if self._force:
                 self._clear()
             self.continues = began and not self._force
@@ -106,8 +107,14 @@ class Checkpoints:
         assert self._lock is not None
         # What failed before it was ever saved needs no continuing, and must not stand in the way of another try.
         if kind is None or not (kind is Interrupted or self.continues or any(self.folder.rglob("step-*"))):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            # Away in one step: half a folder could be taken for another run's.
+            self.folder.rename(self._removed)
+            shutil.rmtree(self._removed, ignore_errors=True)
         self._lock.close()
+
+    @property
+    def _removed(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".removed")
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():
