@@ -28,7 +28,7 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 
 bench: .venv/.dev  ## ratios measured side by side; fails where one is over its budget
-	$(BIN)/python benchmarks/cpu.py $(ARGS)
+	$(BIN)/goldiprox bench cpu --check $(ARGS)
 
 # A folder without a finished stamp is a set-up that was broken off: start it anew.
 .venv/.run: pyproject.toml constraints.txt

@@ -47,9 +47,10 @@ class Candidates:
         mode: ScoringMode = "train_frozen_stats",
         seed: int = 0,
         step: int | Tensor = 0,
+        losses: Callable[[nn.Module, Any, Any], Tensor] | None = None,
     ):
         self._model, self._batch, self._irreducible = model, batch, irreducible
-        self._loss, self._forward = loss, forward
+        self._loss, self._forward, self._losses = loss, forward, losses
         self._mode: ScoringMode = mode
         self.ids, self.x, self.y = batch
         self.keep, self.seed, self.step = keep, seed, step
@@ -57,6 +58,12 @@ class Candidates:
 
     def __len__(self) -> int:
         return self._batch.num_examples
+
+    @property
+    def known(self) -> dict[str, Tensor]:
+        """Scores, losses and irreducible losses of the candidates, as far as they were computed."""
+        computed = {name: vars(self).get(name) for name in ("loss", "irreducible")}
+        return {"score": self.scores} | {name: values for name, values in computed.items() if values is not None}
 
     @cached_property
     def logits(self) -> Any:
@@ -71,8 +78,13 @@ class Candidates:
     @cached_property
     def loss(self) -> Float[Tensor, " n"]:
         """The loss of each candidate under the current model."""
-        with torch.no_grad():
-            losses = self._loss(self.logits, self.y)
+        if self._losses is not None and "logits" not in vars(self):
+            self.num_scored += len(self)
+            with torch.no_grad(), scoring(self._model, self._mode):
+                losses = self._losses(self._model, self.x, self.y)
+        else:
+            with torch.no_grad():
+                losses = self._loss(self.logits, self.y)
         check_losses(losses, len(self))
         return losses.float()
 
@@ -186,9 +198,9 @@ def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
     accuracy = (c.logits.argmax(-1) == c.y).double().mean()
     pool_size = torch.full_like(accuracy, min(c.keep, len(c)), dtype=torch.int64)
     for threshold, factor in ORDERED_SGD_STAGES:
-        pool_size = torch.where(accuracy >= threshold, min(factor * c.keep, len(c)), pool_size)
+        pool_size = pool_size.maximum((accuracy >= threshold).long() * min(factor * c.keep, len(c)))
     draws = c.uniforms("ordered loss pool")
-    pool = draws <= draws.sort().values[pool_size - 1]
+    pool = draws <= draws.sort().values.index_select(0, (pool_size - 1)[None])
     # Candidates outside the pool stay below all of it, and finite.
     return torch.where(pool, c.loss, c.loss - (c.loss.max() - c.loss.min() + 1))
 

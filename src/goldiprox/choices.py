@@ -72,20 +72,20 @@ class Selecting:
 
     def batch(self, ids: Tensor, step: Tensor) -> tuple[Batch, Mapping[str, Tensor]]:
         candidates = Batch(ids, *self.data.gather(ids))
-        rows, scored, values = self.select.choose(self.model, candidates, step)
+        rows, scored = self.select.choose(self.model, candidates, step)
         self.num_scored = scored.num_scored
         kept = candidates.take(rows)
         if self.kept is not None:
             self.kept.index_copy_(0, (step % self.RING)[None], kept.ids[None])
             self.chosen.record()
-        return kept, {"candidates": ids, "scores": scored.scores, **{name: values[name] for name in self.columns}}
+        return kept, {"scores": scored.scores, **{name: scored.known[name][rows] for name in self.columns}}
 
     def written(self, first: int, values: Mapping[str, Tensor]) -> None:
         values = {name: value.clone() for name, value in values.items()}  # their memory is used again
         finite = values["scores"].isfinite().all(1).tolist()
         for row, sound in enumerate(finite):
             if not sound:
-                ids, table = values["candidates"][row], self.select.irreducible
+                ids, table = self.window(first + row, 1)[0].cpu(), self.select.irreducible
                 known = table[ids] if isinstance(table, IrreducibleLosses) else None
                 Scored(first + row, ids, values["scores"][row], None, known).check()
             self.on_kept(values["id"][row], {name: values[name][row] for name in self.columns})
@@ -98,6 +98,8 @@ class Selecting:
 
 class Behind:
     """A feed for a second model in the same graph: what the first one has just chosen."""
+
+    priority = -1  # first in line on the device: its steps are the longer ones
 
     def __init__(self, leader: Selecting, steps: int):
         self.leader, self.steps, self.device = leader, steps, leader.data.x.device

@@ -231,15 +231,35 @@ def score(
     *,
     loss: PerExampleLoss = cross_entropy,
     forward: Forward = call,
-    batch_size: int = 4096,
+    batch_size: int | None = None,
     num_workers: int | None = None,
 ) -> Float[Tensor, " n"]:
-    """The losses of these ids under a model in evaluation mode."""
-    parts = []
-    for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=batch_size, num_workers=num_workers):
-        losses = loss(output, batch.y)
-        check_losses(losses, batch.num_examples)
-        parts.append(losses.float())
+    """The losses of these ids under a model in evaluation mode.
+
+    Args:
+        il_model: The model.
+        data: The base data set.
+        ids: The examples to score.
+        loss: One loss per example.
+        forward: How the model is called.
+        batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
+        num_workers: Loading processes, for data that is not resident.
+    """
+    size = batch_size or (8192 if device_of(il_model).type == "cuda" else 2048)
+    parts, done = [], 0
+    while done < len(ids):
+        try:
+            for batch, output in outputs(
+                il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
+            ):
+                losses = loss(output, batch.y)
+                check_losses(losses, batch.num_examples)
+                parts.append(losses.float())
+                done += batch.num_examples
+        except torch.cuda.OutOfMemoryError:
+            if batch_size is not None or size == 1:
+                raise
+            size //= 2
     return torch.cat(parts).cpu() if parts else torch.empty(0)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from goldiprox.checkpoint import Checkpoints, Saved
 from goldiprox.data import Batch, iterate, unwrap
-from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer
+from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer, on_device
 from goldiprox.errors import ConfigError, Interrupted, NonFiniteError, UnknownName, WriterGone
 from goldiprox.forward import (
     Forward,
@@ -374,8 +374,11 @@ def outputs(
 ):
     """Each batch of these ids with the model's output in evaluation mode."""
     device = device_of(model)
+    order = torch.as_tensor(ids)
+    if on_device(data, device, num_workers) is not None:
+        order = order.to(device)  # all at once: a copy per batch would wait for the batch before
     with evaluating(model):
-        chunks = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
+        chunks = order.split(batch_size)
         for batch in iterate(data, chunks, device=device, num_workers=num_workers):
             with torch.no_grad():
                 output = forward(model, batch.x)

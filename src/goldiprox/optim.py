@@ -1,9 +1,10 @@
 """How a model is optimised: settings, schedule, and an AdamW that is quick for small models on a GPU."""
 
 import contextlib
-import importlib.util
+import itertools
 import math
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.errors import ConfigError, UnknownName
-from goldiprox.forward import Forward, Precision, in_precision
+from goldiprox.forward import Forward, PerExampleLoss, Precision, in_precision
+from goldiprox.watch import has_triton
 
 Schedule = Literal["constant", "cosine"]
 
@@ -44,16 +46,20 @@ class TrainingConfig:
         if not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"a weight decay of {self.weight_decay} is not zero or more")
 
-    def forward(self, forward: Forward) -> Forward:
-        """How the model is called in training and in scoring, made from how it is called at all."""
+    def losses(self, loss: PerExampleLoss, forward: Forward) -> Callable[[nn.Module, Any, Any], Tensor]:
+        """(model, inputs, targets) -> one loss per example, in this precision; compiled where that is asked for."""
         forward = in_precision(forward, self.precision)
-        return torch.compile(forward, dynamic=False) if self.compile else forward
+
+        def losses(model: nn.Module, x: Any, y: Any) -> Tensor:
+            return loss(forward(model, x), y)
+
+        return torch.compile(_own_code(losses), dynamic=False) if self.compile else losses
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        parameters = [p for p in model.parameters() if p.requires_grad]
         settings: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
-        if FlatAdamW.fits(parameters):
-            return FlatAdamW(parameters, **settings)
+        if FlatAdamW.fits(model):
+            return FlatAdamW(model, **settings)
+        parameters = list(model.parameters())
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
         return torch.optim.AdamW(parameters, fused=fused, **settings)
 
@@ -66,32 +72,55 @@ class TrainingConfig:
         return 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
 
 
+def _own_code(function: types.FunctionType) -> types.FunctionType:
+    """The same function with a code object of its own.
+
+    torch keeps at most eight compiled variants per code object, and falls back in silence after that; functions made
+    by one factory share theirs.
+    """
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+
+
 class FlatAdamW(torch.optim.Optimizer):
     """AdamW over one flat tensor, in one kernel.
 
     torch's fused AdamW gives each thread block 65,536 numbers, so a model of 100,000 parameters keeps two of a
     GPU's hundred multiprocessors busy: a third of a small model's whole training step. This one spreads them out.
-    While it exists, the parameters are views of one tensor; `release` gives each its own memory again.
+    While it is in use, the parameters are views of one tensor; `release` gives each its own memory again.
+
+    Args:
+        model: Its parameters are optimised.
+        lr: The learning rate; kept on the device.
+        weight_decay: Decoupled.
+        betas: Of the averages of gradient and square.
+        eps: Keeps the division finite.
     """
 
     def __init__(
         self,
-        params: list[nn.Parameter],
+        model: nn.Module,
         lr: float,
         weight_decay: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ):
+        lowerable = _lowerable(model)
+        # Those that `lowered` replaces come first, so that each kind is one run of memory.
+        params = [*lowerable, *(p for p in model.parameters() if p.requires_grad and p not in lowerable)]
         device = params[0].device
         rate = torch.tensor(lr, dtype=torch.float32, device=device)
         # "capturable" tells torch to keep `step` on the device when a saved state is loaded.
-        super().__init__(
-            params, {"lr": rate, "weight_decay": weight_decay, "betas": betas, "eps": eps, "capturable": True}
-        )
-        self._params = params
-        self._flat = torch.cat([_dense(p.detach()) for p in params])
-        self._gradient = torch.empty_like(self._flat)
-        self._views(self._flat)
+        defaults = {"lr": rate, "weight_decay": weight_decay, "betas": betas, "eps": eps, "capturable": True}
+        super().__init__(params, defaults)
+        self._params, self._owners = params, lowerable
+        self._gaps = {d: torch.zeros(_ALIGNED, dtype=d, device=device) for d in (torch.float32, torch.bfloat16)}
+        self._flat = _joined([_dense(p.detach()) for p in params], self._gaps[torch.float32])
+        self._copies: dict[nn.Parameter, nn.Parameter] = {}
+        self._low: Tensor | None = None
+        with torch.no_grad():
+            for p, part in zip(params, _divided(self._flat, params), strict=True):
+                p.data = _shaped(part, p)
         self.state[params[0]] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
             "exp_avg": torch.zeros_like(self._flat),
@@ -99,18 +128,39 @@ class FlatAdamW(torch.optim.Optimizer):
         }
 
     @staticmethod
-    def fits(params: list[nn.Parameter]) -> bool:
-        """Whether these parameters can be optimised so: float32 on one GPU, and Triton is there."""
+    def fits(model: nn.Module) -> bool:
+        """Whether a model can be optimised so: float32 on one GPU, and Triton is there."""
+        params = [p for p in model.parameters() if p.requires_grad]
         return (
             len({p.device for p in params}) == 1
             and all(p.is_cuda and p.dtype == torch.float32 and _is_dense(p) for p in params)
-            and importlib.util.find_spec("triton") is not None
+            and has_triton()
         )
 
-    def _views(self, flat: Tensor) -> None:
-        with torch.no_grad():
-            for p, part in zip(self._params, flat.split([p.numel() for p in self._params]), strict=True):
-                p.data = part.as_strided(p.shape, p.stride(), part.storage_offset())
+    @contextlib.contextmanager
+    def lowered(self) -> Iterator[None]:
+        """Lets linear and convolutional layers use bf16 copies of their parameters, which `step` keeps up to date.
+
+        Autocast would make the same copies anew in every forward pass, each in a kernel of its own.
+        """
+        if self._low is None:
+            self._low = self._flat[: _padded_size(self._owners)].bfloat16()
+            parts = _divided(self._low, self._owners)
+            self._copies = {p: nn.Parameter(_shaped(part, p)) for p, part in zip(self._owners, parts, strict=True)}
+        for p, places in self._owners.items():
+            for module, name in places:
+                module._parameters[name] = self._copies[p]
+        try:
+            yield
+        finally:
+            for p, places in self._owners.items():
+                for module, name in places:
+                    module._parameters[name] = p
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for copy in self._copies.values():
+            copy.grad = None
 
     def release(self) -> None:
         """Gives every parameter memory of its own."""
@@ -121,11 +171,65 @@ class FlatAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         from goldiprox.kernels import adamw
 
-        gradients = [_like(p, p.grad) for p in self._params]
-        torch.cat(gradients, out=self._gradient)
         state, group = self.state[self._params[0]], self.param_groups[0]
         state["step"] += 1
-        adamw(self._flat, self._gradient, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+        first = 0
+        for kind, run in itertools.groupby(self._params, self._kind):
+            params = list(run)
+            part = slice(first, first + _padded_size(params))
+            first = part.stop
+            if kind == "unused":  # left alone, by weight decay too, as torch does
+                continue
+            low = self._low[part] if kind == "low" and self._low is not None else None
+            gradients = [_gradient(p, self._copies[p] if kind == "low" else p) for p in params]
+            gradient = _joined(gradients, self._gaps[gradients[0].dtype])
+            adamw(
+                self._flat[part], gradient, state["exp_avg"][part], state["exp_avg_sq"][part], low, state["step"], group
+            )
+
+    def _kind(self, p: nn.Parameter) -> Literal["low", "full", "unused"]:
+        """Where the gradient of a parameter is: in its bf16 copy, in itself, nowhere."""
+        copy = self._copies.get(p)
+        if copy is not None and copy.grad is not None:
+            return "low"
+        return "unused" if p.grad is None else "full"
+
+
+def _lowerable(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """The parameters that only layers use which autocast runs in bf16, with the places they are used in."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is not None and p.requires_grad:
+                places.setdefault(p, []).append((module, name))
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return {p: used for p, used in places.items() if all(type(module) in layers for module, _ in used)}
+
+
+_ALIGNED = 64
+"""Numbers: every parameter begins at a multiple of it, as vectorised kernels need."""
+
+
+def _padded_size(params: Iterable[Tensor]) -> int:
+    return sum(p.numel() + -p.numel() % _ALIGNED for p in params)
+
+
+def _joined(runs: list[Tensor], gap: Tensor) -> Tensor:
+    """Flat runs behind each other, each at an aligned position; the gaps are filled from `gap`."""
+    return torch.cat([part for run in runs for part in (run, gap[: -len(run) % _ALIGNED])])
+
+
+def _divided(flat: Tensor, params: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The parts of a joined run that belong to each parameter."""
+    first = 0
+    for p in params:
+        yield flat[first : first + p.numel()]
+        first += p.numel() + -p.numel() % _ALIGNED
+
+
+def _shaped(part: Tensor, p: Tensor) -> Tensor:
+    """A flat run of memory as a tensor laid out like a parameter."""
+    return part.as_strided(p.shape, p.stride(), part.storage_offset())
 
 
 def _is_dense(t: Tensor) -> bool:
@@ -137,12 +241,12 @@ def _dense(t: Tensor) -> Tensor:
     return t.as_strided((t.numel(),), (1,))
 
 
-def _like(p: Tensor, gradient: Tensor | None) -> Tensor:
-    """A gradient as a flat run, in the order of its parameter's memory."""
-    if gradient is None:
-        return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+def _gradient(p: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient of a leaf as a flat run, in the order of its parameter's memory."""
+    gradient = leaf.grad
+    assert gradient is not None
     if gradient.stride() != p.stride() or not _is_dense(gradient):
-        gradient = torch.empty_like(p).copy_(gradient)
+        gradient = torch.empty_like(leaf).copy_(gradient)
     return _dense(gradient)
 
 

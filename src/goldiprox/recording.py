@@ -20,7 +20,7 @@ from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id
 from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
-from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of
+from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of, in_precision
 from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
@@ -67,6 +67,7 @@ def record(
     loss: PerExampleLoss = cross_entropy,
     forward: Forward = call,
     mode: ScoringMode = "train_frozen_stats",
+    augmented: Any = None,
     seed: int = 0,
     num_workers: int | None = None,
     engine: EngineName = "auto",
@@ -103,6 +104,8 @@ def record(
         loss: One loss per example.
         forward: How the model is called.
         mode: BatchNorm's and dropout's mode while scoring.
+        augmented: The same examples with augmentation: candidates are scored as `data` gives them, and only those kept
+            are loaded from here for training.
         seed: Of candidates, selection and dropout.
         num_workers: Loading processes. None: slice resident data, load other data in this process.
         engine: How steps run, see `goldiprox.loop.fit`.
@@ -133,6 +136,7 @@ def record(
         loss=loss,
         forward=forward,
         mode=mode,
+        augmented=augmented,
         seed=seed,
         num_workers=loading_processes(engine, num_workers),
         evaluate=evaluate,
@@ -205,6 +209,7 @@ class Job:
     loss: PerExampleLoss = cross_entropy
     forward: Forward = call
     mode: ScoringMode = "train_frozen_stats"
+    augmented: Any = None
     seed: int = 0
     num_workers: int | None = None
     evaluate: Evaluate | None = None
@@ -230,7 +235,8 @@ class Job:
             irreducible=self.irreducible,
             rule=self.rule,
             loss=self.loss,
-            forward=self.config.forward(self.forward),
+            forward=in_precision(self.forward, self.config.precision),
+            losses=self.config.losses(self.loss, self.forward) if self.config.compile else None,
             mode=self.mode,
             seed=self.seed,
         )
@@ -249,7 +255,12 @@ class Job:
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
         self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible)
-        self.resident = on_device(self.data, self.device, self.num_workers)
+        if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
+            raise ConfigError(
+                f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
+                f"both must hold the same examples under the same ids"
+            )
+        self.resident = on_device(self.data, self.device, self.num_workers) if self.augmented is None else None
         self.recorder = Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
 
     def task(self) -> Task:
@@ -292,7 +303,7 @@ class Job:
     def _recorded(self, choices: Choices) -> Iterator[Batch]:
         for kept, values in choices:
             self.recorder.append(kept.ids, values)
-            yield kept
+            yield kept if self.augmented is None else next(iterate(self.augmented, [kept.ids], device=self.device))
 
     def _header(self) -> dict[str, Any]:
         settings = {
@@ -355,7 +366,8 @@ def _given(
     """Choices made beforehand, as the parts of a feed."""
 
     def rows(first: int, count: int) -> Tensor:
-        return torch.stack([ids for ids, _ in chosen[first : first + count]] or [torch.empty(0)])
+        taken = [ids for ids, _ in chosen[first : first + count]]
+        return torch.stack(taken) if taken else torch.empty(0, recorder.keep)
 
     def written(first: int, values: Mapping[str, Tensor]) -> None:
         for ids, figures in chosen[first : first + len(values["id"])]:

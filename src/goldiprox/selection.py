@@ -15,7 +15,7 @@ from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, Un
 from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import Key, derive, preserved, shuffle, subkey, uniforms
-from goldiprox.watch import Watch
+from goldiprox.watch import Watch, has_triton
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, int, Key], Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step."""
@@ -27,6 +27,7 @@ def top_k() -> Rule:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:  # noqa: ARG001
         return _highest(scores, ids, keep)
 
+    rule.draws_nothing = True  # type: ignore[attr-defined]
     return rule
 
 
@@ -68,20 +69,22 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         num_uniform = round(fraction * keep)
         chosen = inner(scores, ids, keep - num_uniform, key)
         draws = uniforms(ids, subkey(key, 1))
-        draws[chosen] = -1.0
+        draws = draws.index_fill(0, chosen, -1.0)
         return torch.cat([chosen, _highest(draws, ids, num_uniform)])
 
     return mixed
 
 
 def _highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> Int[Tensor, " k"]:
-    """The rows of the highest scores, ties by id: one selection over keys of 32 bits of score and 32 of id.
+    """The rows of the highest scores, ties by id."""
+    if ids.is_cuda and has_triton() and len(ids) <= 4096:
+        from goldiprox.kernels import highest
 
-    On a GPU, ids beyond 2**32 break ties by their low 32 bits: looking at them there would mean waiting.
-    """
-    if ids.device.type == "cpu" and len(ids) and int(ids.max()) >> 32:
+        return highest(scores.float(), ids, keep)
+    if ids.device.type != "cpu" or (len(ids) and int(ids.max()) >> 32):
         by_id = ids.argsort()
         return by_id[scores[by_id].float().argsort(descending=True, stable=True)[:keep]]
+    # One selection over keys of 32 bits of score and 32 bits of id.
     bits = (scores.float() + 0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
     ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats order backwards as integers
     return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
@@ -107,11 +110,12 @@ class Selector:
         forward: How the model is called.
         mode: BatchNorm's and dropout's mode while scoring, see `goldiprox.acquisition.scoring`.
         seed: Of everything random in the choice.
+        losses: (model, inputs, targets) -> losses at one go, for acquisitions that ask for nothing else; a compiled
+            function, say. By default `loss` of what `forward` gives.
 
     Attributes:
         step: How many batches were selected from. Save and restore it to continue a run.
         num_scored: How many examples went through the model for that.
-        chosen: Scores, losses and irreducible losses of the last choice, as far as they were computed.
     """
 
     def __init__(
@@ -125,12 +129,13 @@ class Selector:
         forward: Forward = call,
         mode: ScoringMode = "train_frozen_stats",
         seed: int = 0,
+        losses: Callable[[nn.Module, Any, Any], Tensor] | None = None,
     ):
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least one example must be kept")
         self.acquisition, self.keep, self.irreducible = acquisition, keep, irreducible
         self.rule = rule or top_k()
-        self.loss, self.forward, self.seed = loss, forward, seed
+        self.loss, self.forward, self.losses, self.seed = loss, forward, losses, seed
         self.mode: ScoringMode = mode
         if mode not in get_args(ScoringMode):
             raise UnknownName("scoring mode", mode, get_args(ScoringMode))
@@ -144,7 +149,7 @@ class Selector:
                 f"gp.IrreducibleLosses.open(path, data=...)"
             )
         self.step = self.num_scored = 0
-        self.chosen: dict[str, Tensor] = {}
+        self._chosen: tuple[Tensor, Candidates] | None = None
         self._watch: Watch | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
@@ -157,7 +162,8 @@ class Selector:
         return ids[self._advance(model, Batch(ids, (), ()))]
 
     def _advance(self, model: nn.Module, batch: Batch) -> Tensor:
-        rows, candidates, self.chosen = self.choose(model, batch, self.step)
+        rows, candidates = self.choose(model, batch, self.step)
+        self._chosen = rows, candidates
         self._watch = self._watch or Watch(batch.ids.device)
         self._watch(Scored.of(candidates).check)
         self.step += 1
@@ -171,14 +177,14 @@ class Selector:
             What was computed on the way: what can be recorded beside ids.
         """
         mode = "train_frozen_stats" if self.mode == "train" else self.mode
-        _, candidates, chosen = self.choose(model, batch, self.step, mode=mode)
+        _, candidates = self.choose(model, batch, self.step, mode=mode)
         Scored.of(candidates).check()
-        return chosen
+        return candidates.known
 
     def choose(
         self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None
-    ) -> tuple[Tensor, Candidates, dict[str, Tensor]]:
-        """The rows to keep at a step, the scored candidates, and what is known of those kept.
+    ) -> tuple[Tensor, Candidates]:
+        """The rows to keep at a step, and the scored candidates.
 
         Changes nothing here and looks at no value, so that a GPU need not be waited for and a CUDA graph can
         hold it.
@@ -199,15 +205,24 @@ class Selector:
             mode=mode or self.mode,
             seed=self.seed,
             step=step,
+            losses=self.losses,
         )
         with preserved(device_of(model)):  # acquisitions and live holdout models are users' code
             candidates.scores = scores = self.acquisition(candidates)
         if not isinstance(scores, Tensor) or tuple(scores.shape) != (n,):
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ConfigError(f"an acquisition must give one score per candidate, shape ({n},); it gave {shape}")
-        rows = self.rule(scores, batch.ids, self.keep, subkey(derive("selection rule", self.seed), step))
-        known = {"score": scores} | {k: vars(candidates)[k] for k in ("loss", "irreducible") if k in vars(candidates)}
-        return rows, candidates, {k: v[rows] for k, v in known.items()}
+        key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
+        rows = self.rule(scores, batch.ids, self.keep, key)
+        return rows, candidates
+
+    @property
+    def chosen(self) -> dict[str, Tensor]:
+        """Scores, losses and irreducible losses of the last choice, as far as they were computed."""
+        if self._chosen is None:
+            return {}
+        rows, candidates = self._chosen
+        return {name: values[rows] for name, values in candidates.known.items()}
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}
@@ -227,8 +242,7 @@ class Scored(NamedTuple):
 
     @classmethod
     def of(cls, c: Candidates) -> "Scored":
-        known = vars(c)
-        return cls(int(c.step), c.ids, known["scores"], known.get("loss"), known.get("irreducible"))
+        return cls(int(c.step), c.ids, c.known["score"], c.known.get("loss"), c.known.get("irreducible"))
 
     def check(self) -> None:
         """Raises for scores that are not finite, and names the likely cause."""

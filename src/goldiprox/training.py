@@ -90,8 +90,8 @@ def replay(
     resident = on_device(data, device, num_workers)
 
     def rows(first: int, count: int) -> Tensor:
-        steps = range(first, min(first + count, len(sequence)))
-        return torch.from_numpy(np.stack([sequence[step] for step in steps] or [np.empty(0, np.int64)]))
+        taken = [sequence[step] for step in range(first, min(first + count, len(sequence)))]
+        return torch.from_numpy(np.stack(taken)) if taken else torch.empty(0, sequence.batch_size)
 
     task = Task(
         model,

@@ -1,9 +1,17 @@
-"""Looking at results of a GPU without waiting for it."""
+"""Looking at a GPU: what it can run, and at results without waiting for it."""
 
+import functools
+import importlib.util
 from collections import deque
 from collections.abc import Callable
 
 import torch
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether our own kernels can run here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 class Watch:

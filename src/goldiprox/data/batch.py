@@ -163,8 +163,29 @@ def iterate(
         # Without a generator of its own the loader would draw from the global one.
         generator=torch.Generator().manual_seed(seed),
     )
-    for batch in loader:
-        yield as_batch(batch).to(device)
+    yield from _ahead(map(as_batch, loader), torch.device(device))
+
+
+def _ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on the device; on a GPU the next one is copied while this one is used."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield batch.to(device)
+        return
+    copying, using = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def copy(batch: Batch | None) -> Batch | None:
+        with torch.cuda.stream(copying):
+            return None if batch is None else batch.to(device)
+
+    coming = copy(next(batches, None))
+    while coming is not None:
+        using.wait_stream(copying)
+        batch = coming
+        # Its memory came from the other stream, which must not use it again before this one is done.
+        map_tensors(lambda t: t.record_stream(using) or t, tuple(batch))
+        coming = copy(next(batches, None))
+        yield batch
 
 
 class _Numbered:

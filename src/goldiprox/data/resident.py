@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from goldiprox.errors import DataError, some
+from goldiprox.watch import has_triton
 
 
 class TensorData(Dataset):
@@ -52,6 +53,13 @@ class TensorData(Dataset):
         # Rows are taken from memory as it lies: indexing a view with channels last would undo that.
         self._rows = x.permute(0, 2, 3, 1) if last and not x.is_contiguous() else x
         self._scale, self._shift = self._affine()
+        self._in_one_pass = (
+            x.is_cuda
+            and self._rows.is_contiguous()
+            and (x.dtype == torch.uint8 or x.is_floating_point())
+            and x.dtype != torch.float64
+            and has_triton()
+        )
         self._copies: dict[str, TensorData] = {}
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
@@ -73,6 +81,11 @@ class TensorData(Dataset):
     def gather(self, ids: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these ids, normalised."""
         ids = ids.to(self.x.device)
+        if self._in_one_pass and len(ids):
+            from goldiprox.kernels import take
+
+            x = take(self._rows, ids, self._scale, self._shift, channels_last=self.is_channels_last)
+            return x.permute(0, 3, 1, 2) if self.is_channels_last else x, self.y[ids]
         x = self._rows[ids]
         if x.is_floating_point():
             x = x.float()

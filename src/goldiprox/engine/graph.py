@@ -30,7 +30,7 @@ WARM_UP = 3
 class Feed(Protocol):
     """Batches that the device can make by itself from ids that are known beforehand."""
 
-    def window(self, first: int, count: int) -> Int[Tensor, "steps n"]:
+    def window(self, first: int, count: int, /) -> Int[Tensor, "steps n"]:
         """The ids that the next steps start from: at most `count` rows, fewer at a natural end, none at the last."""
         ...
 
@@ -38,7 +38,7 @@ class Feed(Protocol):
         """What a step trains on, and what is to be written down about it. Must not look at values."""
         ...
 
-    def written(self, first: int, values: Mapping[str, Tensor]) -> None:
+    def written(self, first: int, values: Mapping[str, Tensor], /) -> None:
         """Gets what the steps from `first` on wrote down, on the host, in order; raises where it is not sound."""
         ...
 
@@ -52,20 +52,18 @@ class Lane:
 
     def __init__(self, trainer: Trainer, feed: Feed, device: torch.device, start: int):
         self.trainer, self.feed, self.device = trainer, feed, device
-        self.slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self.step_number = torch.full((), start, dtype=torch.int64, device=device)
+        # Where in the window a step reads and writes, and its number: one tensor, so that one kernel counts both.
+        self.counters = torch.tensor([0, start], dtype=torch.int64, device=device)
+        self.slot, self.step_number = self.counters[:1], self.counters[1]
         self.ids = torch.empty(0)
         self.written: dict[str, Tensor] = {}
         self.copies: dict[str, Tensor] = {}
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device, priority=getattr(feed, "priority", 0))
         self.decays = trainer.config.schedule != "constant"
         groups = trainer.optimizer.param_groups
         if self.decays:
             for group in groups:
                 group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
-        for group in groups:
-            if "capturable" in group:
-                group["capturable"] = True
         self.rates = torch.empty(2 * WINDOW, len(groups), device=device)
         self._rates_host = torch.empty(2 * WINDOW, len(groups)).pin_memory()
         self._ids_host = torch.empty(0, dtype=torch.int64)
@@ -95,6 +93,12 @@ class Lane:
         if self.decays:
             for number, group in enumerate(self.trainer.optimizer.param_groups):
                 group["lr"].copy_(self.rates[:, number].index_select(0, self.slot)[0])
+        with self.trainer.lowered():
+            draws = self._train(generator)
+        self.counters += 1
+        return draws
+
+    def _train(self, generator: torch.Generator | None) -> bool:
         ids = self.ids.index_select(0, self.slot)[0]
         drawn = generator.get_offset() if generator else 0
         bare = generator is not None or torch.cuda.is_current_stream_capturing()
@@ -109,8 +113,6 @@ class Lane:
         losses = self.trainer.losses(batch)
         self._write("training loss", losses.detach())
         self.trainer.update(losses)
-        self.slot += 1
-        self.step_number += 1
         return draws
 
     def _write(self, name: str, value: Tensor) -> None:

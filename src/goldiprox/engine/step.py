@@ -1,6 +1,7 @@
 """One training step."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from goldiprox.data import Batch
 from goldiprox.errors import NonFiniteError, some
 from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of
-from goldiprox.optim import TrainingConfig
+from goldiprox.optim import FlatAdamW, TrainingConfig
 from goldiprox.randomness import derive
 
 
@@ -37,10 +38,14 @@ class Trainer:
         seed: int = 0,
     ):
         self.seed = derive("training", seed)
-        self.model, self.steps, self.config, self.loss = model, steps, config, loss
-        self.forward = config.forward(forward)
+        self.model, self.steps, self.config = model, steps, config
+        self._losses = config.losses(loss, forward)
         self.device = device_of(model)
         self.optimizer = optimizer(model) if optimizer else config.optimizer(model)
+        if self.device.type == "cuda":
+            for group in self.optimizer.param_groups:
+                if "capturable" in group:  # whatever the engine, so that all compute the same
+                    group["capturable"] = True
         self._base = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def rates(self, step: int) -> list[float]:
@@ -57,8 +62,14 @@ class Trainer:
             else:
                 group["lr"] = rate
 
+    def lowered(self) -> AbstractContextManager[None]:
+        """For the code inside, bf16 copies of the weights where the precision asks for them; see `FlatAdamW`."""
+        if self.config.precision == "bf16" and isinstance(self.optimizer, FlatAdamW):
+            return self.optimizer.lowered()
+        return nullcontext()
+
     def losses(self, batch: Batch) -> Tensor:
-        return self.loss(self.forward(self.model, batch.x), batch.y)
+        return self._losses(self.model, batch.x, batch.y)
 
     def update(self, losses: Tensor) -> None:
         """Takes a step against the mean of these losses. Waits for nothing."""

@@ -1,0 +1,1 @@
+"""Speed, as ratios of two things measured side by side in one run."""
