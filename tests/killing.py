@@ -113,7 +113,9 @@ def kill(command, folder, checkpoints, step, delay):
     if code not in (0, -signal.SIGKILL):
         raise SystemExit(f"exit code {code}: {(folder / 'stderr').read_text()}")
     if code == 0 or (any(folder.glob("out*")) and not any(folder.rglob("*checkpoint"))):
-        (folder / "stdout").unlink()  # it may not have come to print what it had done
+        (folder / "stdout").unlink()  # it may not have come to print what it had done, or to tidy up
+        for path in list(folder.rglob("*.removed")):
+            shutil.rmtree(path)
         return "after the end"
     if any(name.endswith(".partial") for name in saved(checkpoints)):
         return "while a checkpoint was written"
@@ -168,6 +170,28 @@ def trial(kind, base, number, whole, total, chance, stage=""):
     return landed, changed + left
 
 
+def follow_trial(base, number, whole, total, chance):
+    """A run and a follower of it, one of the two killed and started again; as `trial`."""
+    folder = base / f"follow-{number}"
+    folder.mkdir()
+    train = list(COMMANDS["train"])
+    train[train.index("../sequence.arrow")] = "../writer/out.arrow"
+    both = {"writer": COMMANDS["select"], "follower": [*train, "--follow"]}
+    checkpoints = {"writer": "out.arrow.checkpoint", "follower": "out/.checkpoint"}
+    victim, other = sorted(both, reverse=number % 2 == 1)
+    pid = start(both[other], folder / other)
+    step, delay = chance.uniform(-0.15, 1.0) * total, chance.uniform(0, 0.02)
+    where = kill(both[victim], folder / victim, folder / victim / checkpoints[victim], step, delay)
+    if where != "after the end":
+        finish(both[victim], folder / victim)
+    if wait(pid):
+        raise SystemExit((folder / other / "stderr").read_text())
+    left_behind = {name: contents(folder / name) for name in both}
+    changed = [f for name in both for f in differences(left_behind[name], whole[name]) if f != "stdout"]
+    shutil.rmtree(folder)
+    return [f"{victim} {where}"], changed
+
+
 def total_steps(kind, base):
     """How many steps there are to be killed in."""
     if kind == "irreducible":
@@ -192,12 +216,20 @@ def trials(kind, count, seed):
         finish(COMMANDS["select"], base / "select-whole")
         shutil.copy(base / "select-whole" / "out.arrow", base / "sequence.arrow")
         whole = base / f"{kind}-whole"
-        if kind != "select":
-            finish(COMMANDS[kind], whole)
-        expected, total = contents(whole), total_steps(kind, base)
+        if kind == "follow":
+            finish(COMMANDS["train"], base / "train-whole")
+            expected = {"writer": contents(base / "select-whole"), "follower": contents(base / "train-whole")}
+        else:
+            if kind != "select":
+                finish(COMMANDS[kind], whole)
+            expected = contents(whole)
+        total = total_steps(kind, base)
         stages = itertools.cycle(STAGES if kind == "run" else ("",))
         for number, stage in zip(range(count), stages, strict=False):
-            where, changed = trial(kind, base, number, expected, total, chance, stage)
+            if kind == "follow":
+                where, changed = follow_trial(base, number, expected, total, chance)
+            else:
+                where, changed = trial(kind, base, number, expected, total, chance, stage)
             landed.update(where)
             if changed:
                 problems.append(f"{number}, killed {where}: {changed}")
@@ -206,7 +238,7 @@ def trials(kind, count, seed):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=list(COMMANDS))
+    parser.add_argument("kind", choices=[*COMMANDS, "follow"])
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

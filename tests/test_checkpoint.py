@@ -192,7 +192,6 @@ def test_what_was_killed_before_its_first_checkpoint_begins_anew(every, tmp_path
     whole = record(blobs, tmp_path / "w.arrow", tmp_path / "w")
     with pytest.raises(Killed):
         record(blobs, tmp_path / "s.arrow", tmp_path / "c", on_step=killer(1), every=every)
-    (tmp_path / "c").mkdir(exist_ok=True)  # which a SIGKILL leaves, and an error does not
     assert_same(whole, record(blobs, tmp_path / "s.arrow", tmp_path / "c"))
 
 
@@ -358,6 +357,24 @@ class TestRefused:
     def test_a_negative_interval(self, tmp_path):
         with pytest.raises(gp.ConfigError, match="give 0"):
             gp.Checkpoints(tmp_path / "c", every=-1)
+
+
+def test_an_error_before_the_first_checkpoint_leaves_no_folder(tmp_path, blobs):
+    def failing(step, latest):
+        raise gp.DataError("no")
+
+    with pytest.raises(gp.DataError):
+        record(blobs, tmp_path / "s.arrow", tmp_path / "c", on_step=failing, every=1e9)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_folder_that_vanishes_does_not_hide_the_error(tmp_path, blobs):
+    def vanishing(step, latest):
+        shutil.rmtree(tmp_path / "c")
+        raise gp.DataError("no")
+
+    with pytest.raises(gp.DataError, match="no"):
+        record(blobs, None, tmp_path / "c", on_step=vanishing)
 
 
 class TestDamaged:

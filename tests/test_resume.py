@@ -50,6 +50,14 @@ def test_killed_at_very_many_random_moments(kind, count):
         assert result["landed"]["before the first checkpoint"] >= 1
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_writer_or_its_follower_is_killed(count):
+    """And started again, while the other one goes on."""
+    result = kills("follow", count)
+    assert result["problems"] == []
+    assert {where.split()[0] for where in result["landed"]} == {"writer", "follower"}
+
+
 @pytest.mark.slow
 def test_a_long_run_stays_flat():
     command = [sys.executable, str(HERE.parent / "benchmarks" / "soak.py"), "--steps", "20000"]

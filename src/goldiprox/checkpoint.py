@@ -4,6 +4,7 @@ A checkpoint is a folder ``step-<n>`` with ``state.json`` and ``state.safetensor
 name, synced and renamed; only then is the one before removed. Nothing in it can run code when it is read.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -103,12 +104,13 @@ class Checkpoints:
             raise
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._lock is not None
+        failed = kind is not None and issubclass(kind, Exception) and kind is not Interrupted
         # What failed before it was ever saved needs no continuing, and must not stand in the way of another try.
-        if kind is None or not (kind is Interrupted or self.continues or any(self.folder.rglob("step-*"))):
-            # Away in one step: half a folder could be taken for another run's.
-            self.folder.rename(self._removed)
+        if kind is None or (failed and not self.continues and not any(self.folder.rglob("step-*"))):
+            with contextlib.suppress(OSError):  # where somebody has removed it
+                self.folder.rename(self._removed)  # in one step: half a folder could be taken for another run's
             shutil.rmtree(self._removed, ignore_errors=True)
         self._lock.close()
 

@@ -194,9 +194,9 @@ class _Numbered:
     def __init__(self, batch_ids: Iterable[Any], first: int):
         self.batch_ids, self.first = batch_ids, first
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for number, ids in enumerate(self.batch_ids, self.first):
-            yield number, torch.as_tensor(ids).tolist()
+            yield [number, torch.as_tensor(ids).tolist()]
 
 
 class _Drawing(Dataset):
@@ -205,7 +205,7 @@ class _Drawing(Dataset):
     def __init__(self, dataset: WithIds, seed: int):
         self.dataset, self.seed = dataset, seed
 
-    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Batch]:
-        number, ids = batch
+    def __getitems__(self, numbered: list[Any]) -> list[Batch]:
+        number, ids = numbered
         with seeded(derive("loading", self.seed, number)):
             return [self.dataset[id] for id in ids]
