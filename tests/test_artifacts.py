@@ -1,14 +1,23 @@
 import json
-import zlib
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from goldiprox import artifacts
+from goldiprox import artifacts, messages
 from goldiprox.artifacts import Header, Table, TableWriter
-from goldiprox.errors import CorruptFile, MissingFile, OutputExists, OutputNotWritable, UnsupportedFormat, WrongKind
+from goldiprox.errors import (
+    ConfigError,
+    CorruptFile,
+    MissingFile,
+    OutputExists,
+    OutputInUse,
+    OutputNotWritable,
+    UnsupportedFormat,
+    WrongKind,
+)
 
 DATA = {"fingerprint": "sha256:0", "length": 100}
 
@@ -50,6 +59,14 @@ def test_ids_take_the_smallest_type_that_fits(length, type_):
     assert artifacts.id_type(length) == type_
 
 
+def opened(path: Path, *, partial: bool = False) -> list[int] | None:
+    """The ids of a file, or None where that is refused."""
+    try:
+        return Table.open(path, kind="sequence", partial=partial).column("id").tolist()
+    except (CorruptFile, UnsupportedFormat):
+        return None
+
+
 def test_every_prefix_gives_an_intact_beginning_or_an_error(tmp_path):
     ids = [7, 8, 9, 10, 11, 12]
     content = write(tmp_path / "a.arrow", ids[:2], ids[2:4], ids[4:]).read_bytes()
@@ -57,35 +74,29 @@ def test_every_prefix_gives_an_intact_beginning_or_an_error(tmp_path):
     found = set()
     for end in range(len(content)):
         cut.write_bytes(content[:end])
-        with pytest.raises(CorruptFile):
-            Table.open(cut, kind="sequence")
-        try:
-            table = Table.open(cut, kind="sequence", partial=True)
-        except CorruptFile:
-            continue
-        assert not table.complete
-        assert table.column("id").tolist() == ids[: table.num_rows]
-        found.add(table.num_rows)
+        assert opened(cut) is None
+        rescued = opened(cut, partial=True)
+        if rescued is not None:
+            assert rescued == ids[: len(rescued)]
+            found.add(len(rescued))
     assert found == {0, 2, 4, 6}
 
 
-def test_every_flipped_bit_gives_the_right_ids_or_an_error(tmp_path):
+def test_every_flipped_bit_gives_an_intact_beginning_or_an_error(tmp_path):
     ids = [7, 8, 9, 10]
     content = write(tmp_path / "a.arrow", ids[:2], ids[2:]).read_bytes()
     flipped = tmp_path / "flipped.arrow"
-    noticed = 0
+    found = set()
     for bit in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         flipped.write_bytes(damaged)
-        try:
-            table = Table.open(flipped, kind="sequence")
-        except (CorruptFile, UnsupportedFormat):
-            noticed += 1
-            continue
-        assert table.column("id").tolist() == ids
-        assert table.header.data == DATA
-    assert noticed > 4 * len(content)  # most bits matter: the test looks at more than padding
+        assert opened(flipped) is None, f"bit {bit} is under no seal"
+        rescued = opened(flipped, partial=True)
+        if rescued is not None:
+            assert rescued == ids[: len(rescued)]
+            found.add(len(rescued))
+    assert found == {0, 2, 4}
 
 
 def test_bytes_after_the_end_mark_are_noticed(tmp_path):
@@ -102,8 +113,18 @@ def test_a_part_that_is_missing_in_the_middle_is_noticed(tmp_path):
     content = path.read_bytes()
     start = lengths[0] - len(artifacts.END) + part
     path.write_bytes(content[:start] + content[start + part :])
+    with pytest.raises(CorruptFile, match="does not continue what lies before it"):
+        Table.open(path, kind="sequence")
+
+
+def test_a_part_of_another_file_is_noticed(tmp_path):
+    path, other = (write(tmp_path / f"{n}.arrow", [n, n], [3, 4]) for n in (1, 2))
+    content, more = path.read_bytes(), other.read_bytes()
+    path.write_bytes(content[:700] + more[700:])  # the second part: the same rows, at the same place
     with pytest.raises(CorruptFile, match="checksum"):
         Table.open(path, kind="sequence")
+    assert content[:700] != more[:700]
+    assert len(content) > 700
 
 
 def test_not_our_file(tmp_path):
@@ -125,13 +146,17 @@ def test_another_kind_and_a_missing_file(tmp_path):
 
 
 def rewrite_header(path: Path, **changes) -> None:
-    """Gives a file another header, with a checksum that holds; its rows stay as they are."""
-    content = path.read_bytes()
-    schema = pa.ipc.open_stream(content).schema
-    header = json.loads(schema.metadata[b"goldiprox"]) | changes
-    text = json.dumps(header).encode()
-    new = schema.with_metadata({"goldiprox": text, "goldiprox.crc32": str(zlib.crc32(text))})
-    path.write_bytes(new.serialize().to_pybytes() + content[len(schema.serialize()) :])
+    """Gives a file another header, with seals that hold; its rows stay as they are."""
+    content = memoryview(path.read_bytes())
+    fields, end, seal = messages.decode_header(content)
+    parts, complete, _ = messages.decode_all(content, end, fields["columns"], 0, seal)
+    schema = messages.schema_of(fields["columns"], messages._text(fields | changes))
+    message, seal = messages._seal(schema.serialize(), 0)
+    first_row = 0
+    for part in parts:
+        rows, seal = messages.encode_rows(part.columns, first_row, seal)
+        message, first_row = message + rows, first_row + part.num_rows
+    path.write_bytes(message + (messages.END if complete else b""))
 
 
 def test_rewriting_a_header_keeps_the_file_whole(tmp_path):
@@ -152,8 +177,10 @@ def test_another_format_version_names_the_release_that_wrote_it(tmp_path):
     [
         {"surprise": 1},
         {"columns": {"id": "no such type"}},
-        {"columns": {"id": "uint16"}},
-        {"columns": {"id": "uint8", "more": "float32"}},
+        {"columns": {"id": "float32"}},
+        {"columns": {"id": "uint8", "more": "string"}},
+        {"columns": {"id": ["uint8"]}},
+        {"columns": {}},
         {"columns": 5},
         {"versions": 3, "format": 2},
         {"data": {"length": "many", "fingerprint": "x"}},
@@ -167,6 +194,16 @@ def test_a_header_that_makes_no_sense_is_our_error(tmp_path, changes):
     rewrite_header(path, **changes)
     with pytest.raises(CorruptFile, match="header"):
         Table.open(path, kind="sequence")
+
+
+@pytest.mark.parametrize("part", ["format", "kind", "data", "config", "columns", "versions", "surprise"])
+def test_a_header_that_is_nested_to_exhaust_the_reader_is_our_error(tmp_path, part):
+    path = write(tmp_path / "a.arrow", [1])
+    for depth in (50, 400):  # what Python's own limits would let through
+        rewrite_header(path, **{part: json.loads("[" * depth + "]" * depth)})
+        with pytest.raises(CorruptFile, match="nested more than 32 deep"):
+            Table.open(path, kind="sequence")
+        path = write(tmp_path / f"{depth}.arrow", [1])
 
 
 def test_an_existing_file_is_refused_and_left_alone(tmp_path):
@@ -215,8 +252,20 @@ def test_a_vanished_folder_while_writing_is_our_error(tmp_path):
     writer = TableWriter(folder / "a.arrow", header)
     artifacts.partial_path(folder / "a.arrow").unlink()
     folder.rmdir()
+    with pytest.raises(OutputNotWritable, match="moved, removed or replaced"):
+        writer.append({"id": np.array([1])})
     with pytest.raises(OutputNotWritable):
         writer.close()
+
+
+def test_the_order_of_columns_is_part_of_the_header(tmp_path):
+    names = {"id": "uint8", "score": "float32", "loss": "float32"}
+    writer = TableWriter(tmp_path / "a.arrow", Header(kind="sequence", data=DATA, columns=names))
+    writer.append({name: np.array([1]) for name in names})
+    writer.abandon()
+    other = dict(sorted(names.items()))
+    with pytest.raises(ConfigError, match="columns"):
+        TableWriter(tmp_path / "a.arrow", Header(kind="sequence", data=DATA, columns=other), resume_at=1)
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path):
@@ -226,3 +275,115 @@ def test_what_is_not_finite_is_null_in_json(tmp_path):
         lines(value)
     for name in ("a.json", "a.jsonl"):
         assert json.loads((tmp_path / name).read_text()) == {"a": [None, 1.5], "b": {"c": None}}
+
+
+def rows_of(path: Path) -> list[int]:
+    return Table.open(path, kind="sequence", partial=True).column("id").tolist()
+
+
+def begun(path: Path, **changes) -> TableWriter:
+    """A writer that continues what `write` left, as `write` began it."""
+    resume_at = changes.pop("resume_at")
+    header = {"kind": "sequence", "data": DATA, "config": {"keep": 2}, "columns": {"id": "uint8"}} | changes
+    return TableWriter(path, Header(**header), resume_at=resume_at)
+
+
+@pytest.mark.parametrize("num_rows", range(8))
+def test_an_unfinished_file_is_cut_back_to_any_row_and_continued(tmp_path, num_rows):
+    path = write(tmp_path / "a.arrow", [1, 2, 3], [4], [5, 6, 7], close=False)
+    partial = artifacts.partial_path(path)
+    writer = begun(path, resume_at=num_rows)
+    assert writer.num_rows == num_rows
+    assert rows_of(partial) == [1, 2, 3, 4, 5, 6, 7][:num_rows]
+    writer.append({"id": np.array([90, 91])})
+    writer.close()
+    whole = Table.open(path, kind="sequence")
+    assert whole.column("id").tolist() == [*[1, 2, 3, 4, 5, 6, 7][:num_rows], 90, 91]
+    assert pa.ipc.open_stream(path.read_bytes()).read_all()["id"].to_pylist() == whole.column("id").tolist()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.arrow"]
+
+
+def test_continuing_at_the_beginning_and_stopping_again_leaves_a_file_to_continue(tmp_path):
+    path = write(tmp_path / "a.arrow", [1, 2], close=False)
+    for _ in range(2):
+        begun(path, resume_at=0).abandon()
+    begun(path, resume_at=0).close()
+    assert Table.open(path, kind="sequence").num_rows == 0
+
+
+def test_a_damaged_end_is_cut_off_on_continuing(tmp_path):
+    path = write(tmp_path / "a.arrow", [1, 2], [3, 4], close=False)
+    partial = artifacts.partial_path(path)
+    partial.write_bytes(partial.read_bytes()[:-3])
+    with pytest.raises(CorruptFile, match="holds 2 intact rows, and is to be continued after 4"):
+        begun(path, resume_at=4)
+    begun(path, resume_at=2).close()
+    assert Table.open(path, kind="sequence").column("id").tolist() == [1, 2]
+
+
+def test_a_file_with_its_end_mark_that_was_never_named_is_continued(tmp_path):
+    path = write(tmp_path / "a.arrow", [1, 2])
+    path.rename(artifacts.partial_path(path))
+    begun(path, resume_at=2).close()
+    assert Table.open(path, kind="sequence").column("id").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"fingerprint": "sha256:1", "length": 100}}, 'data.fingerprint "sha256:0" there, "sha256:1" here'),
+        ({"config": {"keep": 2, "a": {"b": 1}}}, "config.a.b None there, 1 here"),
+        ({"parents": {"split": "x"}}, 'parents.split None there, "x" here'),
+        ({"columns": {"id": "uint16"}}, 'columns [["id", "uint8"]] there, [["id", "uint16"]] here'),
+    ],
+)
+def test_continuing_with_another_header_is_refused_and_says_what_changed(tmp_path, changes, said):
+    path = write(tmp_path / "a.arrow", [1, 2], close=False)
+    before = artifacts.partial_path(path).read_bytes()
+    with pytest.raises(ConfigError, match="was begun otherwise") as caught:
+        begun(path, resume_at=2, **changes)
+    assert said in str(caught.value)
+    assert artifacts.partial_path(path).read_bytes() == before
+    begun(path, resume_at=2, versions={"goldiprox": "another"}, config={"keep": 2}).abandon()
+
+
+def test_there_is_nothing_to_continue(tmp_path):
+    with pytest.raises(MissingFile, match="no unfinished file"):
+        begun(tmp_path / "a.arrow", resume_at=0)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_two_writers_on_one_file(tmp_path, force):
+    path = tmp_path / "a.arrow"
+    header = Header(kind="sequence", data=DATA, config={"keep": 2}, columns={"id": "uint8"})
+    first = TableWriter(path, header)
+    first.append({"id": np.array([1, 2])})
+    with pytest.raises(OutputInUse, match=r"another process is writing .*a\.arrow\.partial"):
+        TableWriter(path, header, force=force)
+    with pytest.raises(OutputInUse):
+        TableWriter(path, header, resume_at=0)
+    first.append({"id": np.array([3])})
+    first.close()
+    assert Table.open(path, kind="sequence").column("id").tolist() == [1, 2, 3]
+
+
+def test_a_header_that_no_reader_takes_is_not_written(tmp_path):
+    header = Header(kind="sequence", data=DATA, config={"note": "x" * 2**20}, columns={"id": "uint8"})
+    with pytest.raises(ConfigError, match="at most 1,048,576 and 32"):
+        TableWriter(tmp_path / "a.arrow", header)
+    header = Header(kind="sequence", data=DATA, config=nested(40), columns={"id": "uint8"})
+    with pytest.raises(ConfigError, match="nested 42 deep"):
+        TableWriter(tmp_path / "a.arrow", header)
+    assert list(tmp_path.iterdir()) == []
+
+
+def nested(depth: int) -> dict:
+    return {"a": nested(depth - 1)} if depth else {}
+
+
+def test_only_plain_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.arrow")  # which would block until somebody writes
+    with pytest.raises(CorruptFile, match="not a plain file"):
+        Table.open(tmp_path / "pipe.arrow", kind="sequence")
+    with pytest.raises(CorruptFile, match="cannot be read"):
+        Table.open(tmp_path, kind="sequence")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from goldiprox.cli import main
@@ -347,7 +348,8 @@ def test_an_interrupted_run_says_what_is_left(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted: what was recorded so far stays" in err
+    assert "interrupted: stopped after step" in err
+    assert "select --acquisition loss --epochs 100000 --resume" in err
     assert "Traceback" not in err
     rescued = gp.Sequence.open(partial, partial=True)
     assert len(rescued) >= 256
@@ -387,6 +389,44 @@ def test_a_damaged_sequence_is_refused_before_training(finished, goldiprox, tmp_
     assert not (tmp_path / "t").exists()
 
 
+def test_training_while_another_process_selects(goldiprox, tmp_path):
+    select = [sys.executable, "-m", "goldiprox", "select", "--acquisition", "loss", "--epochs", "20", "--device", "cpu"]
+    selecting = subprocess.Popen(select, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        code, out, err = goldiprox(
+            "train", "--follow", "--timeout", "300", "--device", "cpu", "--json", "--out", "followed"
+        )
+    finally:
+        assert selecting.wait() == 0
+    assert code == 0, err
+    followed = json.loads(out)
+    code, out, _ = goldiprox("train", "--device", "cpu", "--json", "--out", "replayed")
+    assert followed["sequence"] == json.loads(out)["sequence"]
+    weights = [load_file(gp_path(name) / "model.safetensors") for name in ("followed", "replayed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    lines = [(gp_path(name) / "metrics.jsonl").read_text().count("\n") for name in ("followed", "replayed")]
+    assert lines[0] == lines[1] > 1
+
+
+def test_a_folder_that_another_process_writes_is_not_replaced(goldiprox, tmp_path):
+    folder = tmp_path / "r"
+    data = {"fingerprint": "x", "length": 10}
+    with gp.SequenceWriter(folder / "sequence.arrow", data=data, keep=1) as writer:
+        code, _, err = goldiprox("run", *QUICK, "--out", folder, "--force")
+        assert (code, "another process is writing" in err) == (1, True), err
+        writer.append(torch.tensor([3]))
+    assert list(gp.Sequence.open(folder / "sequence.arrow")) == [[3]]
+
+
+def test_following_nothing_and_a_dead_process(finished, goldiprox, tmp_path):
+    code, _, err = goldiprox("train", "--follow", "--timeout", "0.1")
+    assert (code, "has appeared within 0.1 s" in err) == (1, True)
+    content = (finished[0] / "sequence.arrow").read_bytes()
+    (tmp_path / "sequence.arrow.partial").write_bytes(content[:-8])
+    code, _, err = goldiprox("train", *NOISY, "--follow", "--timeout", "0.1", "--device", "cpu")
+    assert (code, "holds 12 steps and no end mark" in err) == (1, True), err
+
+
 class TestInspectAndVerify:
     def test_inspect(self, finished, goldiprox):
         folder, result = finished
@@ -420,12 +460,60 @@ class TestInspectAndVerify:
         assert code == 1
         assert "not made from the irreducible table" in err
 
+    def test_verify_notices_files_of_different_runs(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        path = tmp_path / "x.arrow"
+        for change, said in (
+            ({"data": {"fingerprint": "sha256:0", "length": 4_000}}, "made from different data"),
+            ({"parents": {"split": "sha256:0"}}, "different training sides"),
+        ):
+            path.write_bytes((folder / "sequence.arrow").read_bytes())
+            rewrite_header(path, **change)
+            code, _, err = goldiprox("verify", folder / "irreducible.arrow", path)
+            assert (code, said in err) == (1, True), err
+
+    def test_verify_compares_with_a_receipt(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        data, sequence = prepare(DataConfig(noise=0.1)).data, gp.Sequence.open(folder / "sequence.arrow")
+        steps = list(sequence)
+        for name, order in (("good", steps), ("bad", [*steps[:4], *steps[5:], steps[4]])):
+            for _ in gp.receipt(DataLoader(gp.WithIds(data), batch_sampler=order), tmp_path / name):
+                pass
+        files = [folder / "irreducible.arrow", folder / "sequence.arrow"]
+        code, out, err = goldiprox("verify", *files, "--receipt", "good")
+        assert (code, "good  agrees with the sequence" in out) == (0, True), err
+        code, out, _ = goldiprox("verify", *files, "--receipt", "bad", "--json")
+        shown = {f["path"]: f for f in json.loads(out)["files"]}
+        assert code == 1
+        assert "differ first at step 4" in shown["bad"]["problem"]
+        assert [shown[str(f)]["ok"] for f in files] == [True, True]
+        code, _, err = goldiprox("verify", files[0], "--receipt", "good")
+        assert (code, "compared with one sequence; 0 sound ones" in err) == (2, True)
+        code, _, err = goldiprox("verify", "good")
+        assert (code, "is a receipt" in err) == (1, True)
+
     def test_verify_of_something_else(self, goldiprox, tmp_path):
         with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as f, pa.ipc.new_stream(f, pa.schema([("id", pa.int64())])):
             pass
         code, _, err = goldiprox("verify", "x.arrow")
         assert code == 1
         assert "not a GoldiProx file" in err
+
+    def test_text_from_files_does_not_command_the_terminal(self, finished, goldiprox, tmp_path):
+        folder, _ = finished
+        path = tmp_path / "x.arrow"
+        path.write_bytes((folder / "sequence.arrow").read_bytes())
+        rewrite_header(path, config={"keep": 32, "\x1b[2J": "\ud800\x07", "data": "x", "num_train": 0})
+        code, out, _ = goldiprox("inspect", path)
+        assert code == 0
+        assert "\\x1b[2J" in out
+        assert "\\ud800\\x07" in out
+        code, _, err = goldiprox("verify", path, "--data", "mnist5k")
+        assert code == 1
+        assert "made from other data" in err
+        rewrite_header(path, **{"\x1b[2J": 1})
+        code, _, err = goldiprox("inspect", path)
+        assert (code, "\x1b[2J" in err) == (1, False)
 
 
 def test_data_list_and_check(goldiprox, real_data):

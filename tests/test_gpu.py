@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import goldiprox as gp
+import test_checkpoint as checkpoint_tests
 from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.optim import FlatAdamW
 
@@ -311,3 +312,20 @@ def test_bf16_copies_of_the_weights_are_what_autocast_would_make():
     for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", ["plain", "dropout", "cosine", "gumbel", "another optimiser", "uniform"])
+def test_a_recording_on_a_gpu_goes_on_as_if_nothing_had_happened(name, tmp_path):
+    case = dict(checkpoint_tests.CASES[name])
+    make = case.pop("model", make_mlp)
+    case["model"] = lambda: make().cuda()
+    data = make_blobs().to("cuda")
+    whole = checkpoint_tests.record(data, tmp_path / "whole.arrow", tmp_path / "whole.checkpoint", steps=200, **case)
+    for at in (5, 90):
+        with pytest.raises(checkpoint_tests.Killed):
+            checkpoint_tests.record(
+                data, tmp_path / "s.arrow", tmp_path / "c", steps=200, on_step=checkpoint_tests.killer(at), **case
+            )
+    again = checkpoint_tests.record(data, tmp_path / "s.arrow", tmp_path / "c", steps=200, **case)
+    checkpoint_tests.assert_same(whole, again)

@@ -219,3 +219,27 @@ class TestFile:
         rewrite_header(path, data={})
         with pytest.raises(CorruptFile, match="header"):
             gp.IrreducibleLosses.open(path)
+
+
+def test_the_length_in_a_header_allocates_nothing(tmp_path, blobs, irreducible):
+    path = irreducible.save(tmp_path / "i.arrow")
+    rewrite_header(path, data={"fingerprint": "sha256:0", "length": 2**62})
+    with pytest.raises(CorruptFile, match="open it with data="):
+        gp.IrreducibleLosses.open(path)
+    with pytest.raises(FingerprintMismatch):
+        gp.IrreducibleLosses.open(path, data=blobs)
+
+
+def test_ids_out_of_order_and_missing_columns(tmp_path):
+    data = {"fingerprint": "sha256:0", "length": 10}
+    for number, ids in enumerate(([3, 2], [2, 2], [2**64 - 1, 1])):
+        header = Header(kind="irreducible", data=data, columns={"id": "uint64", "irreducible": "float32"})
+        writer = TableWriter(tmp_path / f"{number}.arrow", header)
+        writer.append({"id": np.array(ids, np.uint64), "irreducible": np.ones(2)})
+        writer.close()
+        with pytest.raises(CorruptFile, match="ascending"):
+            gp.IrreducibleLosses.open(writer.path)
+    writer = TableWriter(tmp_path / "n.arrow", Header(kind="irreducible", data=data, columns={"id": "uint8"}))
+    writer.close()
+    with pytest.raises(CorruptFile, match="no irreducible losses"):
+        gp.IrreducibleLosses.open(writer.path)

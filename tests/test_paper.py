@@ -374,14 +374,22 @@ def everything(tmp_path_factory):
 
 
 class TestEverything:
-    def test_every_figure_and_table_is_there(self, everything):
+    def test_all_of_it(self, everything, monkeypatch):
+        """One test, so that processes that share the work make the runs once."""
+        self.check_every_figure_and_table_is_there(everything)
+        self.check_each_says_how_it_was_made(everything)
+        self.check_what_does_not_depend_on_size_holds(everything)
+        self.check_a_second_call_only_draws(everything, monkeypatch)
+        self.check_picks_of_the_two_holdouts_differ_where_they_should(everything)
+
+    def check_every_figure_and_table_is_there(self, everything):
         folder, printed = everything
         assert list(printed["results"]) == list(NAMES)
         pictures = ("fig1", "fig2", "fig3", "fig3-grid", "fig4", "theory-exact", "theory-real")
         for name in (f"{p}.{suffix}" for p in pictures for suffix in ("png", "pdf")):
             assert (folder / name).stat().st_size > 5_000, name
 
-    def test_each_says_how_it_was_made(self, everything):
+    def check_each_says_how_it_was_made(self, everything):
         folder, printed = everything
         for name, result in printed["results"].items():
             written = json.loads((folder / f"{name}.json").read_text())
@@ -392,14 +400,14 @@ class TestEverything:
             assert written["sentence"] == result["sentence"]
             assert result["sentence"].startswith("The paper: ")
 
-    def test_what_does_not_depend_on_size_holds(self, everything):
+    def check_what_does_not_depend_on_size_holds(self, everything):
         _, printed = everything
         checks = printed["results"]["theory"]["checks"]
         assert checks["definition and symmetric form agree to 1e-10"]
         assert all(printed["results"]["fig1"]["checks"][f"{h}: high loss picks more wrong labels than the data has"]
                    for h in ("clean holdout", "holdout as noisy"))  # fmt: skip
 
-    def test_a_second_call_only_draws(self, everything, monkeypatch, tmp_path):
+    def check_a_second_call_only_draws(self, everything, monkeypatch):
         folder, printed = everything
         for place in ("record_many", "replay", "irreducible_losses"):
             monkeypatch.setattr(f"goldiprox.paper.lab.{place}", lambda *a, **k: pytest.fail("a run was made again"))
@@ -410,7 +418,7 @@ class TestEverything:
         made = {outcome.name: outcome.sentence for outcome, _ in drawn}
         assert made == {n: printed["results"][n]["sentence"] for n in names}
 
-    def test_picks_of_the_two_holdouts_differ_where_they_should(self, everything):
+    def check_picks_of_the_two_holdouts_differ_where_they_should(self, everything):
         folder, _ = everything
         curves = json.loads(Path(folder / "fig1.json").read_text())["numbers"]["curves"]
         assert curves["clean"]["loss"] == curves["noisy"]["loss"]

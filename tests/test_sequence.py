@@ -9,12 +9,21 @@ from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from conftest import make_blobs
-from goldiprox.errors import ConfigError, CorruptFile, DataError, FingerprintMismatch, UnsupportedFormat
+from goldiprox.artifacts import TableWriter
+from goldiprox.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    FingerprintMismatch,
+    OutputNotWritable,
+    UnsupportedFormat,
+)
 from goldiprox.irreducible import describe
 from goldiprox.sequence import statistics, verify
 from test_artifacts import rewrite_header
 
 STEPS, KEEP = 25, 8
+DATA_10 = {"fingerprint": "sha256:0", "length": 10}
 
 
 def picks(steps: int = STEPS, keep: int = KEEP) -> np.ndarray:
@@ -210,3 +219,70 @@ def test_ids_outside_the_data_set_are_never_written(tmp_path):
         with pytest.raises(DataError, match=f"ids {bad} are outside"):
             write(tmp_path / "s.arrow", np.array([[1, bad]]))
     assert list(tmp_path.iterdir()) == []
+
+
+def append_all(path, ids, **options):
+    options = {"data": describe(make_blobs()), "keep": KEEP, "flush_rows": 24} | options
+    with gp.SequenceWriter(path, **options) as writer:
+        for step in ids:
+            writer.append(torch.as_tensor(step))
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 7, 9])
+def test_an_unfinished_sequence_is_continued_at_any_step(tmp_path, step, path):
+    again = tmp_path / "t.arrow"
+    with pytest.raises(KeyboardInterrupt):
+        append_all(again, interrupted(picks()[:9]))
+    append_all(again, picks()[step:], resume_at=step)
+    assert gp.Sequence.open(again).digest == gp.Sequence.open(path).digest
+    assert list(gp.Sequence.open(again)) == picks().tolist()
+
+
+def interrupted(steps):
+    yield from steps
+    raise KeyboardInterrupt
+
+
+def test_continuing_with_other_settings_is_refused(tmp_path):
+    path = tmp_path / "s.arrow"
+    with pytest.raises(KeyboardInterrupt):
+        append_all(path, interrupted(picks()[:9]), config={"seed": 0})
+    with pytest.raises(ConfigError, match="config.seed 0 there, 1 here"):
+        append_all(path, [], config={"seed": 1}, resume_at=3)
+    with pytest.raises(ConfigError, match="data.fingerprint"):
+        append_all(path, [], config={"seed": 0}, data=describe(make_blobs(seed=1)), resume_at=3)
+    with pytest.raises(CorruptFile, match="72 intact rows, and is to be continued after 80"):
+        append_all(path, [], config={"seed": 0}, resume_at=10)
+
+
+def test_steps_reach_the_disk_by_time_too(tmp_path):
+    path = tmp_path / "s.arrow"
+    with gp.SequenceWriter(path, data=describe(make_blobs()), keep=KEEP, flush_seconds=0) as writer:
+        writer.append(torch.as_tensor(picks()[0]))
+        assert len(gp.Sequence.open(f"{path}.partial", partial=True)) == 1
+        writer._file.flush_seconds = 1e9
+        writer.append(torch.as_tensor(picks()[1]))
+        assert len(gp.Sequence.open(f"{path}.partial", partial=True)) == 1
+
+
+def test_what_ended_the_loop_is_what_is_reported(tmp_path, monkeypatch):
+    def full(*_):
+        raise OutputNotWritable("the disk is full")
+
+    monkeypatch.setattr(TableWriter, "append", full)
+    writing = gp.SequenceWriter(tmp_path / "s.arrow", data=DATA_10, keep=1)
+    with pytest.raises(ZeroDivisionError), writing as writer:
+        writer.append(torch.tensor([9]))
+        1 / 0  # noqa: B018
+    writing = gp.SequenceWriter(tmp_path / "s.arrow", data=DATA_10, keep=1)
+    with pytest.raises(OutputNotWritable), writing as writer:
+        writer.append(torch.tensor([9]))
+
+
+def test_sizes_in_a_header_allocate_nothing(path):
+    rewrite_header(path, data={"fingerprint": "sha256:0", "length": 2**62}, config={"keep": KEEP, "num_train": "many"})
+    sequence = gp.Sequence.open(path)
+    assert statistics(sequence).coverage < 1e-9
+    rewrite_header(path, data={"fingerprint": "sha256:0", "length": 2**62}, config={"keep": 2**62})
+    with pytest.raises(CorruptFile, match="not a multiple"):
+        gp.Sequence.open(path)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import goldiprox as gp
-from goldiprox.data import sources
+from goldiprox.data import parquet, sources
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra, UnknownName
 
 
@@ -149,3 +149,49 @@ def test_real_data_is_read_in_its_original_order(name, sizes, shape, first_label
     assert train.input_shape == shape
     assert train.y[:5].tolist() == first_labels
     assert train.num_classes == 10
+
+
+def hostile_folder(tmp_path, images, labels, **options):
+    for part in ("train", "test"):
+        write_parquet(tmp_path / f"{part}.parquet", images, labels, **options)
+    return str(tmp_path)
+
+
+def test_images_that_unfold_to_more_than_their_files_are_refused(tmp_path):
+    black = np.zeros((6_000, 6_000), np.uint8)  # 36 MB in 40 kB, twice
+    with pytest.raises(DataError, match="256 times the space of their files"):
+        gp.load(hostile_folder(tmp_path, [black, black], [0, 1]))
+
+
+def test_formats_that_start_other_programs_are_refused(tmp_path):
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n"
+    table = pa.table({"image": [{"bytes": script, "path": None}], "label": [0]})
+    for part in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{part}.parquet")
+    assert Image.open(io.BytesIO(script)).format == "EPS"
+    with pytest.raises(DataError, match="image 0 cannot be decoded"):
+        gp.load(str(tmp_path))
+
+
+def test_labels_that_are_missing_or_absurd_are_refused(tmp_path, images):
+    with pytest.raises(DataError, match="examples have no label"):
+        gp.load(hostile_folder(tmp_path, images[:2], [0, None]))
+    with pytest.raises(DataError, match="labels reach 1,099,511,627,776, of 2 examples"):
+        gp.load(hostile_folder(tmp_path, images[:2], [0, 2**40]))
+
+
+def test_more_rows_than_a_file_can_hold_are_refused(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(parquet, "SMALL", 0)
+    monkeypatch.setattr(parquet, "MAX_EXPANSION", 10)
+    repeated = [images[0]] * 20_000  # dictionary-encoded: the image is there once
+    with pytest.raises(DataError, match="more than 10 times its size"):
+        gp.load(hostile_folder(tmp_path, repeated, [0] * 20_000))
+
+
+def test_pages_that_unfold_to_more_than_their_file_are_refused(tmp_path):
+    table = pa.table({"image": [{"bytes": bytes(80_000_000), "path": None}], "label": [0]})
+    for part in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{part}.parquet", compression="zstd", use_dictionary=False)
+    assert (tmp_path / "train.parquet").stat().st_size < 100_000
+    with pytest.raises(DataError, match="256 times its size"):
+        gp.load(str(tmp_path))

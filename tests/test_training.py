@@ -533,3 +533,35 @@ def test_unknown_schedules():
         gp.TrainingConfig(schedule="cosin")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="learning rate of 0"):
         gp.TrainingConfig(lr=0)
+
+
+class Shifted(Dataset):
+    """Every input moved by one, as an augmentation would; counts what was loaded."""
+
+    def __init__(self, data):
+        self.data, self.loaded = data, []
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, id):
+        self.loaded.append(id)
+        x, y = self.data[id]
+        return x + 1, y
+
+
+def test_only_kept_examples_are_augmented(blobs):
+    augmented = Shifted(blobs)
+    seen = []
+
+    def forward(model, x):
+        seen.append(x)
+        return model(x)
+
+    settings = {"irreducible": make_irreducible(blobs), "candidates": 40, "keep": 8, "steps": 5, "forward": forward}
+    recording = gp.record(make_mlp(), blobs, augmented=augmented, **settings)
+    assert augmented.loaded == recording.ids.tolist()
+    trained = [x for x in seen if x.requires_grad is False and len(x) == 8][-1]
+    torch.testing.assert_close(trained, blobs.gather(torch.as_tensor(recording.ids[-8:]))[0] + 1)
+    with pytest.raises(ConfigError, match="the same examples"):
+        gp.record(make_mlp(), blobs, augmented=make_blobs(10), **settings)

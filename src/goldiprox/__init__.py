@@ -10,6 +10,7 @@ from goldiprox.acquisition import loss as loss
 from goldiprox.acquisition import ordered_loss as ordered_loss
 from goldiprox.acquisition import reducible_loss as reducible_loss
 from goldiprox.acquisition import uniform as uniform
+from goldiprox.checkpoint import Checkpoints as Checkpoints
 from goldiprox.data import Batch as Batch
 from goldiprox.data import TensorData as TensorData
 from goldiprox.data import WithIds as WithIds
@@ -20,12 +21,17 @@ from goldiprox.errors import CorruptFile as CorruptFile
 from goldiprox.errors import DataError as DataError
 from goldiprox.errors import FingerprintMismatch as FingerprintMismatch
 from goldiprox.errors import GoldiproxError as GoldiproxError
+from goldiprox.errors import Interrupted as Interrupted
 from goldiprox.errors import MissingIrreducible as MissingIrreducible
 from goldiprox.errors import ModelMismatch as ModelMismatch
 from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
+from goldiprox.errors import OutputInUse as OutputInUse
+from goldiprox.errors import OutputNotWritable as OutputNotWritable
+from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
+from goldiprox.errors import WriterGone as WriterGone
 from goldiprox.holdout import HoldoutConfig as HoldoutConfig
 from goldiprox.holdout import irreducible_losses as irreducible_losses
 from goldiprox.holdout import train_holdout_model as train_holdout_model
@@ -34,6 +40,7 @@ from goldiprox.irreducible import describe as describe
 from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.models import build as build
 from goldiprox.optim import TrainingConfig as TrainingConfig
+from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many
 from goldiprox.selection import CandidateSampler as CandidateSampler

@@ -1,40 +1,60 @@
-"""Files: one Arrow IPC stream each, with a header, a checksum per record batch, and an end mark.
+"""Files: one Arrow IPC stream each, with a header, a seal on every message, and an end mark.
 
 A file grows under ``<name>.partial`` and gets its name when it is complete, so what stands under a name is
 whole, and `force` replaces an older file only when the new one is. docs/formats.md describes every byte.
 """
 
-import contextlib
-import io
+import itertools
 import json
 import math
 import os
 import platform
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from goldiprox._version import __version__
 from goldiprox.errors import (
+    ConfigError,
     CorruptFile,
     MissingFile,
     OutputExists,
+    OutputInUse,
     OutputNotWritable,
     UnsupportedFormat,
     WrongKind,
 )
+from goldiprox.messages import (
+    END,
+    MAX_DEPTH,
+    MAX_METADATA,
+    TYPES,
+    Damage,
+    Rows,
+    decode_all,
+    decode_header,
+    depth,
+    encode_header,
+    encode_rows,
+)
+from goldiprox.storage import (
+    GrowingFile,
+    is_being_written,
+    partial_path,
+    publish,
+    read_file,
+    sync,
+    write_atomically,
+    writing,
+)
 
 FORMAT = 1
-END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow's end-of-stream mark
-_HEADER, _CHECKSUM, _FIRST_ROW = b"goldiprox", b"goldiprox.crc32", b"goldiprox.first_row"
 
 
 def versions() -> dict[str, str]:
@@ -47,7 +67,7 @@ class Header:
     """What a file says about itself.
 
     Attributes:
-        kind: ``sequence`` or ``irreducible``.
+        kind: ``sequence``, ``irreducible`` or ``receipt``.
         data: Fingerprint and length of the base data set.
         parents: Digests of the files it was made from.
         config: The settings it was made with.
@@ -68,10 +88,26 @@ class Header:
             if not isinstance(part, dict):
                 raise TypeError(f"{part!r} is not a table")
         length, print_ = self.data["length"], self.data["fingerprint"]
-        if not isinstance(print_, str) or not isinstance(length, int) or not 0 <= length < 2**63:
+        if not isinstance(print_, str) or type(length) is not int or not 0 <= length < 2**63:
             raise TypeError("the data set is not described by its length and fingerprint")
-        if not all(isinstance(v, str) for v in (*self.parents.values(), *self.columns.values(), self.kind)):
+        if not all(isinstance(v, str) for v in (*self.parents.values(), self.kind)):
             raise TypeError("a name or digest is not text")
+        if self.columns.get("id") not in TYPES[:4] or not all(t in TYPES for t in self.columns.values()):
+            raise TypeError(f"columns {self.columns!r}")
+
+    def differences(self, other: "Header") -> str:
+        """Where another header says something else; versions may differ."""
+        # Columns as a list: their order is that of the bytes.
+        mine, others = (flat({**asdict(h), "versions": 0, "columns": list(h.columns.items())}) for h in (self, other))
+        changed = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
+        return "; ".join(f"{name} {others.get(name)} there, {mine.get(name)} here" for name in changed)
+
+
+def flat(value: Any, name: str = "") -> dict[str, str]:
+    """A nested table as one of texts: ``config.seed`` and the like."""
+    if not isinstance(value, Mapping):
+        return {name: json.dumps(value)}
+    return {k: v for key in value for k, v in flat(value[key], f"{name}.{key}" if name else str(key)).items()}
 
 
 def id_type(length: int) -> str:
@@ -89,6 +125,8 @@ def check_output(path: str | os.PathLike[str], *, force: bool = False) -> Path:
         raise OutputExists(f"{path} is a folder; give the name of a file, such as {path / 'out.arrow'}")
     if not force and path.exists():
         raise OutputExists(f"{path} exists; choose another name, or add --force (force=True) to replace it")
+    if is_being_written(partial):
+        raise OutputInUse(f"another process is writing {partial}; wait until it is done, or choose another --out")
     if not force and partial.exists():
         raise OutputExists(
             f"{partial} holds an unfinished run; keep it by choosing another name, "
@@ -111,116 +149,128 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def partial_path(path: Path) -> Path:
-    """Where a file grows until it is complete."""
-    return path.with_name(path.name + ".partial")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Puts the content under the name in one step: a reader sees the old file or the new one."""
-    partial = partial_path(path)
-    with _writing(path), partial.open("wb") as f:
-        f.write(content)
-        _sync(f)
-    _publish(partial, path)
-
-
-@contextlib.contextmanager
-def _writing(path: Path):
-    try:
-        yield
-    except OSError as e:
-        if isinstance(e, OutputNotWritable):
-            raise
-        raise OutputNotWritable(f"writing {path} failed: {e.strerror or e}") from e
-
-
-def _sync(f: io.BufferedWriter) -> None:
-    f.flush()
-    os.fsync(f.fileno())
-
-
-def _publish(partial: Path, path: Path) -> None:
-    with _writing(path):
-        partial.replace(path)
-        if os.name != "posix":  # elsewhere folders cannot be opened, and need not be synced
-            return
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _checksum(first_row: int, columns: list[np.ndarray]) -> int:
-    crc = zlib.crc32(first_row.to_bytes(8, "little"))
-    for values in columns:
-        crc = zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data, crc)
-    return crc
-
-
 class TableWriter:
-    """Appends record batches to a file; the file has its name only after `close`."""
+    """Appends record batches to a file; the file has its name only after `close`.
 
-    def __init__(self, path: Path, header: Header, *, force: bool = False):
-        self.path = check_output(path, force=force)
+    Args:
+        path: Where the finished file goes.
+        header: What it says about itself.
+        force: Replace an existing file, once the new one is complete.
+        resume_at: Continue the unfinished file after this many rows, and drop what follows them.
+    """
+
+    def __init__(self, path: Path, header: Header, *, force: bool = False, resume_at: int | None = None):
+        self.path = path
         self.header = header
-        self.num_rows = 0
-        text = json.dumps(asdict(header)).encode()
-        self._schema = pa.schema(
-            [pa.field(name, pa.type_for_alias(t), nullable=False) for name, t in header.columns.items()],
-            metadata={_HEADER: text, _CHECKSUM: str(zlib.crc32(text))},
-        )
-        self._schema_bytes = self._schema.serialize().to_pybytes()
-        with _writing(path):
-            self._file = partial_path(path).open("wb")
-            self._file.write(self._schema_bytes)
-            _sync(self._file)
+        self.num_rows, self._resumed = 0, resume_at is not None
+        try:
+            header.check()
+        except TypeError as e:
+            raise ConfigError(f"the header of {path} could not be read again: {e}") from e
+        fields = asdict(header)
+        start, self._seal = encode_header(fields)
+        if len(start) > MAX_METADATA or depth(fields) > MAX_DEPTH:
+            raise ConfigError(
+                f"the header of {path} takes {len(start):,} bytes and is nested {depth(fields)} deep; at most "
+                f"{MAX_METADATA:,} and {MAX_DEPTH} are read again: give it a smaller config"
+            )
+        if resume_at is not None:
+            self._file = self._reopened(resume_at)
+            return
+        self._file = GrowingFile(partial_path(check_output(path, force=force)), create=True)
+        try:
+            self._file.append(start)
+        except OutputNotWritable:
+            self._file.discard()
+            raise
+
+    def _reopened(self, num_rows: int) -> GrowingFile:
+        partial = partial_path(self.path)
+        if not partial.exists():
+            raise MissingFile(f"{partial} does not exist: there is no unfinished file to continue; start anew")
+        file = GrowingFile(partial, create=False)
+        try:
+            content = memoryview(file.read())
+            there, end, seal = read_start(partial, content)
+            if changed := self.header.differences(there):
+                raise ConfigError(f"{partial} was begun otherwise: {changed}. Use the same settings, or start anew")
+            parts, _, _ = decode_all(content, end, there.columns, 0, seal)
+            intact = sum(p.num_rows for p in parts)
+            if intact < num_rows:
+                raise CorruptFile(
+                    f"{partial} holds {intact:,} intact rows, and is to be continued after {num_rows:,}; start anew"
+                )
+            whole = [p for p, last in zip(parts, _last_rows(parts), strict=True) if last <= num_rows]
+            self.num_rows = sum(p.num_rows for p in whole)
+            self._seal, end = (whole[-1].seal, whole[-1].end) if whole else (seal, end)
+            if self.num_rows == num_rows:
+                file.cut(end)
+                return file
+            head = {k: v[: num_rows - self.num_rows] for k, v in parts[len(whole)].columns.items()}
+            message, self._seal = encode_rows(head, self.num_rows, self._seal)
+            self.num_rows = num_rows
+            # In one step: a crash between cutting and appending would lose rows that were acknowledged.
+            return file.replaced(bytes(content[:end]) + message)
+        except BaseException:
+            file.close()
+            raise
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
         """Writes one record batch and waits until it is on the disk."""
-        arrays = [np.asarray(columns[name]).astype(t, copy=False) for name, t in self.header.columns.items()]
-        batch = pa.record_batch([pa.array(a) for a in arrays], schema=self._schema)
-        stamp = {_FIRST_ROW: str(self.num_rows), _CHECKSUM: str(_checksum(self.num_rows, arrays))}
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._schema) as stream:
-            stream.write_batch(batch, custom_metadata=stamp)
-        message = memoryview(sink.getvalue())[len(self._schema_bytes) : -len(END)]
-        with _writing(self.path):
-            self._file.write(message)
-            _sync(self._file)
-        self.num_rows += len(batch)
+        arrays = {name: np.asarray(columns[name]).astype(t, copy=False) for name, t in self.header.columns.items()}
+        num_rows = len(arrays["id"])
+        if not num_rows:
+            return
+        message, seal = encode_rows(arrays, self.num_rows, self._seal)
+        self._file.append(message)
+        self.num_rows, self._seal = self.num_rows + num_rows, seal
 
     def close(self) -> None:
         """Marks the file as complete and gives it its name."""
         if self._file.closed:
             return
-        with _writing(self.path), self._file:
-            self._file.write(END)
-            _sync(self._file)
-        _publish(partial_path(self.path), self.path)
+        try:
+            self._file.append(END)
+            self._file.publish(self.path)
+        finally:
+            self._file.close()
 
     def abandon(self) -> None:
         """Stops without the end mark: what was appended stays readable under the partial name."""
         if self._file.closed:
             return
-        self._file.close()
-        if self.num_rows == 0:
-            partial_path(self.path).unlink(missing_ok=True)
+        if self.num_rows or self._resumed:
+            self._file.close()
+        else:
+            self._file.discard()
+
+
+def _last_rows(parts: Sequence[Rows]) -> Iterable[int]:
+    return itertools.accumulate(p.num_rows for p in parts)
 
 
 class Table:
-    """A file that was opened and checked: header, checksums and end mark hold.
+    """A file that was opened and checked: every seal and the end mark hold.
 
-    Columns are read from the memory-mapped file without copying.
+    Columns of a complete file are read from the memory-mapped file without copying.
+
+    Attributes:
+        header: What the file says about itself.
+        parts: Its record batches.
+        complete: Whether it has its end mark.
+        grows: Whether more rows may come, which `wait` waits for.
+        on_wait: Called while it waits; may raise.
     """
 
-    def __init__(self, path: Path, header: Header, batches: list[pa.RecordBatch], *, complete: bool):
+    grows = False
+    on_wait: Callable[[], None] | None = None
+
+    def __init__(self, path: Path, header: Header, parts: Iterable[Rows], *, complete: bool):
         self.path = path
         self.header = header
         self.complete = complete
-        self.batches = batches
-        self.num_rows = sum(len(b) for b in batches)
+        self.parts = list(parts)
+        self.num_rows = sum(p.num_rows for p in self.parts)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, kind: str, partial: bool = False) -> "Table":
@@ -232,36 +282,33 @@ class Table:
             partial: Accept a file without its end mark, and give the intact rows at its beginning.
         """
         path = Path(path)
-        source = _map(path)
-        reader, header = _read_header(path, source)
-        if header.kind != kind:
-            raise WrongKind(f"{path} is of kind {header.kind!r}, where {kind!r} is expected; give the other file")
-        batches, complete, damage = _read_batches(reader, source, header)
+        content = _content(path, mapped=not partial and path.suffix != ".partial")
+        header, end, seal = read_start(path, content, kind)
+        parts, complete, damage = decode_all(content, end, header.columns, 0, seal)
         if not complete and not partial:
-            rows = sum(len(b) for b in batches)
+            rows = sum(p.num_rows for p in parts)
             raise CorruptFile(
                 f"{path} is truncated or damaged: {damage}. The first {rows:,} rows are intact; make the file "
                 f"again, or open it with partial=True to use them"
             )
-        return cls(path, header, batches, complete=complete)
+        return cls(path, header, parts, complete=complete)
 
     def column(self, name: str) -> np.ndarray:
         """All values of a column (without a copy when the file has one record batch)."""
-        parts = [b.column(name).to_numpy(zero_copy_only=True) for b in self.batches]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([np.empty(0, self.header.columns[name]), *parts]).astype(
-            self.header.columns[name], copy=False
-        )
+        values = [p.columns[name] for p in self.parts]
+        return values[0] if len(values) == 1 else np.concatenate([np.empty(0, self.header.columns[name]), *values])
+
+    def wait(self, num_rows: int | None = None) -> None:
+        """Returns when so many rows (None: all) are there: at once, for a file that does not grow."""
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """What a file says about itself; its rows are not looked at."""
     path = Path(path)
-    return _read_header(path, _map(path))[1]
+    return read_start(path, _content(path, mapped=path.suffix != ".partial"))[0]
 
 
-def _map(path: Path) -> pa.NativeFile:
+def _content(path: Path, *, mapped: bool) -> memoryview:
     if not path.exists():
         unfinished = partial_path(path)
         hint = f"; {unfinished} holds an unfinished run" if unfinished.exists() else ""
@@ -270,25 +317,21 @@ def _map(path: Path) -> pa.NativeFile:
             f"`goldiprox select`"
         )
     try:
-        return pa.memory_map(str(path))
-    except (OSError, pa.ArrowInvalid) as e:
-        raise CorruptFile(f"{path} cannot be read: {e}") from e
+        return read_file(path, mapped=mapped)
+    except OSError as e:
+        raise CorruptFile(f"{path} cannot be read: {e.strerror or e}") from e
 
 
-def _read_header(path: Path, source: pa.NativeFile) -> tuple[pa.RecordBatchStreamReader, Header]:
+def read_start(path: Path, content: memoryview, kind: str | None = None) -> tuple[Header, int, int]:
+    """The header at the beginning of a file of this kind, where it ends, and its seal."""
     try:
-        reader = pa.ipc.open_stream(source)
-        metadata = reader.schema.metadata or {}
-        text = metadata[_HEADER]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, KeyError, UnicodeDecodeError) as e:
+        fields, end, seal = decode_header(content)
+    except Damage as e:
         raise CorruptFile(
-            f"{path} is not a GoldiProx file, or its beginning is damaged; make it again with "
+            f"{path} is not a GoldiProx file, or its beginning is damaged ({e}); make it again with "
             f"`goldiprox irreducible` or `goldiprox select`"
         ) from e
-    if metadata.get(_CHECKSUM) != str(zlib.crc32(text)).encode():
-        raise CorruptFile(f"{path}: the header's checksum does not hold; the file is damaged, make it again")
     try:
-        fields = json.loads(text)
         if fields.get("format") != FORMAT:
             raise UnsupportedFormat(
                 f"{path} has format version {fields.get('format')}, this release ({__version__}) reads version "
@@ -296,41 +339,11 @@ def _read_header(path: Path, source: pa.NativeFile) -> tuple[pa.RecordBatchStrea
             )
         header = Header(**fields)
         header.check()
-        said = {name: str(pa.type_for_alias(alias)) for name, alias in header.columns.items()}
-        real = {f.name: str(f.type) for f in reader.schema}
-    except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as e:
-        if isinstance(e, UnsupportedFormat):
-            raise
+    except (TypeError, KeyError, AttributeError) as e:
         raise CorruptFile(f"{path}: the header cannot be understood ({e}); the file is damaged") from e
-    if real != said:
-        raise CorruptFile(f"{path}: the columns differ from what the header says; the file is damaged")
-    return reader, header
-
-
-def _read_batches(
-    reader: pa.RecordBatchStreamReader, source: pa.NativeFile, header: Header
-) -> tuple[list[pa.RecordBatch], bool, str]:
-    """The intact record batches from the beginning; whether that was all; what is wrong where it was not."""
-    batches: list[pa.RecordBatch] = []
-    rows, position = 0, source.tell()
-    while True:
-        try:
-            batch, stamp = reader.read_next_batch_with_custom_metadata()
-            first_row, crc = int(stamp[_FIRST_ROW]), int(stamp[_CHECKSUM])
-            columns = [batch.column(name).to_numpy(zero_copy_only=True) for name in header.columns]
-        except StopIteration:
-            break
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as e:
-            return batches, False, f"unreadable after byte {position:,} ({str(e).splitlines()[0]})"
-        if first_row != rows or crc != _checksum(first_row, columns):
-            return batches, False, f"the checksum of the part at byte {position:,} does not hold"
-        batches.append(batch)
-        rows, position = rows + len(batch), source.tell()
-    source.seek(position)
-    rest = source.read(len(END) + 1)
-    if rest == END:
-        return batches, True, ""
-    return batches, False, "the end mark is missing" if not rest else f"unexpected bytes after {position:,}"
+    if kind is not None and header.kind != kind:
+        raise WrongKind(f"{path} is of kind {header.kind!r}, where {kind!r} is expected; give the other file")
+    return header, end, seal
 
 
 def write_json(path: Path, value: object) -> None:
@@ -351,7 +364,7 @@ def _finite(value: Any) -> Any:
 def save_weights(model: torch.nn.Module, path: Path) -> None:
     """A model's weights as safetensors, put under their name in one step."""
     partial = partial_path(path)
-    with _writing(path):
+    with writing(path):
         partial.touch()
         mode = partial.stat().st_mode
         try:
@@ -360,7 +373,8 @@ def save_weights(model: torch.nn.Module, path: Path) -> None:
             partial.unlink(missing_ok=True)
             raise OutputNotWritable(f"writing {path} failed: {e}") from e
         partial.chmod(mode)  # safetensors makes files that nobody else can read
-    _publish(partial, path)
+    sync(partial)
+    publish(partial, path)
 
 
 class JsonLines:
@@ -368,11 +382,11 @@ class JsonLines:
 
     def __init__(self, path: Path):
         self.path = path
-        with _writing(path):
+        with writing(path):
             self._file = path.open("w", encoding="utf-8")
 
     def __call__(self, record: Mapping[str, object]) -> None:
-        with _writing(self.path):
+        with writing(self.path):
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
 

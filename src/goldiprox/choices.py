@@ -1,14 +1,17 @@
-"""For each step of a recording, what is kept: made as Python asks, or by the device itself."""
+"""For each step of a recording, what is kept: made as Python asks, or by the device itself; and taking it down."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from goldiprox.data import Batch, TensorData
+from goldiprox.errors import CorruptFile
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.selection import CandidateSampler, Scored, Selector
+from goldiprox.sequence import Digest, SequenceWriter
 
 Choices: TypeAlias = Iterable[tuple[Batch, Mapping[str, Tensor]]]
 """For each step, what is kept, with its scores and losses as far as they were computed."""
@@ -17,8 +20,8 @@ Choices: TypeAlias = Iterable[tuple[Batch, Mapping[str, Tensor]]]
 def choose(
     select: Selector, model: nn.Module, sampler: CandidateSampler, load: Callable[..., Iterator[Batch]]
 ) -> Choices:
-    """Loads all candidates and keeps some."""
-    for batch in load(sampler.batches()):
+    """Loads all candidates, from the selector's step on, and keeps some."""
+    for batch in load(sampler.batches(select.step)):
         yield select(model, batch), select.chosen
 
 
@@ -116,3 +119,51 @@ class Behind:
 
     def __iter__(self) -> Iterator[Batch]:
         raise NotImplementedError("without a graph, models train one after another")
+
+
+class Recorder:
+    """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for."""
+
+    def __init__(self, keep: int, *, in_memory: bool, every: int):
+        self.keep, self.every = keep, every
+        self.in_memory: list[Tensor] | None = [] if in_memory else None
+        self.writer: SequenceWriter | None = None
+        self._hash = Digest()
+        self._waiting: list[tuple[Tensor, Mapping[str, Tensor]]] = []
+
+    def append(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
+        self._waiting.append((ids, values))
+        if len(self._waiting) >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ids, values in waiting:
+            ids = ids.cpu()
+            self._hash.update(ids.numpy())
+            if self.in_memory is not None:
+                self.in_memory.append(ids.clone())
+            if self.writer:
+                self.writer.append(ids, values)
+
+    @property
+    def digest(self) -> str:
+        return str(self._hash)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs to hold; all steps so far are on the disk then."""
+        self.flush()
+        if self.writer:
+            self.writer.flush()
+        return {"digest": self.digest, "ids": None if self.in_memory is None else torch.cat(self.in_memory)}
+
+    def restore(self, ids: np.ndarray, digest: str) -> None:
+        """Goes on after these ids, which must be those of a checkpoint."""
+        self._hash.update(ids)
+        if self.in_memory is not None:
+            self.in_memory.append(torch.from_numpy(ids))
+        if self.digest != digest:
+            raise CorruptFile(
+                "the sequence so far is not the one that the checkpoint belongs to; "
+                "add --force (force=True) to start over"
+            )

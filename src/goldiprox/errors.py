@@ -6,6 +6,7 @@ wrong, with the values, then the remedy.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GoldiproxError(Exception):
@@ -58,6 +59,14 @@ class OutputNotWritable(GoldiproxError, OSError):
     """An output that cannot be written where it was asked for."""
 
 
+class OutputInUse(GoldiproxError, BlockingIOError):
+    """An output that another process is writing."""
+
+
+class WriterGone(GoldiproxError, TimeoutError):
+    """A file that is not complete, and that nobody writes any more."""
+
+
 class MissingFile(GoldiproxError, FileNotFoundError):
     """A file that is not where it was looked for."""
 
@@ -66,8 +75,24 @@ class MissingData(GoldiproxError, FileNotFoundError):
     """A data set that is not where it was looked for."""
 
 
+class ReceiptMismatch(GoldiproxError, ValueError):
+    """A training run that consumed other ids than the sequence has.
+
+    Attributes:
+        step: The first step that differs.
+    """
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
+
+
 class MissingIrreducible(GoldiproxError, ValueError):
     """Irreducible losses that are needed and not there."""
+
+
+class Interrupted(GoldiproxError, InterruptedError):
+    """A run that was asked to stop, and saved how far it is."""
 
 
 class MissingExtra(GoldiproxError, ImportError):
@@ -83,10 +108,14 @@ class NonFiniteError(GoldiproxError, ArithmeticError):
     Attributes:
         step: The step at which it was noticed.
         ids: The examples concerned.
+        checkpoint: The folder of the last good checkpoint, where there is one.
     """
 
-    def __init__(self, message: str, *, step: int | None = None, ids: Iterable[int] = ()):
+    def __init__(
+        self, message: str, *, step: int | None = None, ids: Iterable[int] = (), checkpoint: Path | None = None
+    ):
         super().__init__(message)
+        self.checkpoint = checkpoint
         self.step = step
         self.ids = list(ids)
 

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from goldiprox.data import Batch, iterate, labels_of, unwrap
+from goldiprox.checkpoint import Checkpoints
+from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.forward import (
@@ -29,7 +30,7 @@ from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded, shuffle
-from goldiprox.split import Split, check_ids, holdout_split, k_fold
+from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
 
@@ -92,6 +93,7 @@ def train_holdout_model(
     num_workers: int | None = None,
     engine: EngineName = "auto",
     on_step: OnStep | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> HoldoutReport:
     """Trains a model on the holdout until it stops improving, and leaves it at its chosen checkpoint.
 
@@ -107,6 +109,7 @@ def train_holdout_model(
         num_workers: Loading processes, for data that is not resident.
         engine: How steps run, see `goldiprox.loop.fit`.
         on_step: Called after every step, or every few.
+        checkpoints: Where to save how far it is; the same call goes on from there.
     """
     ids = check_ids(ids, what="the holdout", length=len(unwrap(data)))
     labels = labels_of(data)
@@ -125,6 +128,14 @@ def train_holdout_model(
     check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
     lowered = in_precision(forward, config.training.precision)
     best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers))
+    saved = None
+    if checkpoints:
+        settings = {"holdout": asdict(config), "seed": seed, "split": digest_ids(ids, judge)}
+        saved = checkpoints.start({**settings, "fingerprint": fingerprint(data)}, device)
+        if saved:
+            best.load_state_dict(saved.state["extra"])
+    start = saved.step if saved else 0
+    per_epoch = len(learn) // batch_size
 
     @functools.lru_cache(maxsize=1)
     def epoch_ids(epoch: int) -> Tensor:
@@ -133,13 +144,15 @@ def train_holdout_model(
 
     def batches() -> Iterator[Batch]:
         # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
-        for epoch in range(config.max_epochs):
-            if best.converged:
+        for epoch in range(start // per_epoch, config.max_epochs):
+            if epoch * per_epoch >= start and best.converged:
                 return
-            yield from iterate(data, epoch_ids(epoch), device=device, num_workers=num_workers, seed=seed)
+            first = max(start, epoch * per_epoch)
+            rest = epoch_ids(epoch)[first - epoch * per_epoch :]
+            yield from iterate(data, rest, device=device, num_workers=num_workers, seed=seed, first=first)
 
     def rows(first: int, count: int) -> Tensor:
-        epoch, row = divmod(first, len(learn) // batch_size)
+        epoch, row = divmod(first, per_epoch)
         if epoch >= config.max_epochs or (row == 0 and best.converged):
             return torch.empty(0, batch_size)
         return epoch_ids(epoch)[row : row + count]
@@ -149,15 +162,18 @@ def train_holdout_model(
     task = Task(
         il_model,
         batches() if resident is None else Given(resident, rows, batches()),
-        steps=config.max_epochs * (len(learn) // batch_size),
+        steps=config.max_epochs * per_epoch,
         config=config.training,
         loss=loss,
         forward=forward,
         seed=derive("holdout model", seed),
         evaluate=best,
-        eval_every=len(learn) // batch_size,
+        eval_every=per_epoch,
         rate=rate,
         on_step=on_step,
+        checkpoints=checkpoints,
+        saved=saved,
+        state=lambda step: best.state_dict(),  # noqa: ARG005
     )
     history = fit(task, engine=engine)
     epoch, figures = best.restore(il_model)
@@ -188,6 +204,12 @@ class _BestCheckpoint:
         if self.best is None or value < self.best[0]:
             self.best = (value, self.epoch, self.latest, copy.deepcopy(model.state_dict()))
         return self.latest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "best": self.best, "latest": self.latest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.best, self.latest = state["epoch"], state["best"], state["latest"]
 
     @property
     def converged(self) -> bool:
@@ -254,6 +276,7 @@ def irreducible_losses(
     num_workers: int | None = None,
     engine: EngineName = "auto",
     on_step: OnStep | None = None,
+    checkpoints: Checkpoints | None = None,
     extra_config: dict[str, Any] | None = None,
 ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
     """Trains the holdout model(s) and scores the training side.
@@ -273,6 +296,7 @@ def irreducible_losses(
         num_workers: Loading processes, for data that is not resident.
         engine: How steps run, see `goldiprox.loop.fit`.
         on_step: Called after every training step, or every few.
+        checkpoints: Where to save how far it is; the same call goes on from there.
         extra_config: Recorded in the table's header.
 
     Returns:
@@ -303,11 +327,19 @@ def irreducible_losses(
             num_workers=num_workers,
             engine=engine,
             on_step=on_step,
+            checkpoints=checkpoints and checkpoints.part(f"model-{number}"),
         )
         total.merge(report.cost)
-        lowered = in_precision(forward, config.training.precision)
-        with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-            losses = score(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
+        scores = checkpoints and checkpoints.part(f"scores-{number}")
+        scored = scores and scores.start({"split": digest_ids(target)}, torch.device("cpu"))
+        if scored:
+            losses = scored.state["losses"]
+        else:
+            lowered = in_precision(forward, config.training.precision)
+            with total.timed(), seeded(derive("scoring", seed), device_of(model)):
+                losses = score(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
+        if scores:
+            scores.save(len(target), {"losses": losses})
         total.add(report.rate, scored=len(target))
         fill(values, torch.as_tensor(target), losses)
         models.append(model)

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.data import Batch, fingerprint, iterate, require_fingerprint, unwrap
-from goldiprox.errors import DataError, FingerprintMismatch, MissingIrreducible, NonFiniteError, some
+from goldiprox.errors import CorruptFile, DataError, FingerprintMismatch, MissingIrreducible, NonFiniteError, some
 from goldiprox.forward import check_losses
 from goldiprox.randomness import derive, seeded
 
 KIND = "irreducible"
+# What a file says of its data set decides how much is allocated; a stranger's file may say anything.
+MAX_UNSEEN, MAX_SPREAD = 2**20, 256
 
 
 class IrreducibleLosses:
@@ -133,8 +135,11 @@ class IrreducibleLosses:
         )
         ids = self.ids
         writer = TableWriter(Path(path), header, force=force)
-        writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
-        writer.close()
+        try:
+            writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
+            writer.close()
+        finally:
+            writer.abandon()
         return writer.path
 
     @classmethod
@@ -149,13 +154,22 @@ class IrreducibleLosses:
         header = table.header
         if data is not None:
             require_fingerprint(data, header.data, str(path))
-        length = int(header.data["length"])
+        length, columns = int(header.data["length"]), header.columns
+        if columns.get("irreducible") != "float32":
+            raise CorruptFile(f"{path}: the header names columns {', '.join(columns)}, but no irreducible losses")
+        if data is None and length > max(MAX_UNSEEN, MAX_SPREAD * table.num_rows):
+            raise CorruptFile(
+                f"{path} says that its data set has {length:,} examples and lists {table.num_rows:,} of them; if that "
+                f"is right, open it with data=, the data set itself"
+            )
         ids = table.column("id").astype(np.int64)
         losses = table.column("irreducible")
         if len(ids) and int(ids.max()) >= length:
             raise FingerprintMismatch(
                 f"{path} lists id {ids.max():,}, its data set has {length:,} examples; make it again"
             )
+        if (ids[1:] <= ids[:-1]).any() or (len(ids) and ids[0] < 0):
+            raise CorruptFile(f"{path}: the ids are not in ascending order; make it again")
         bad = ids[~np.isfinite(losses)]
         if len(bad):
             raise NonFiniteError(

@@ -3,16 +3,17 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import nn
 
+from goldiprox.checkpoint import Checkpoints, Saved
 from goldiprox.data import Batch, iterate, unwrap
 from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer, on_device
-from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.errors import ConfigError, Interrupted, NonFiniteError, UnknownName, WriterGone
 from goldiprox.forward import (
     Forward,
     PerExampleLoss,
@@ -25,7 +26,7 @@ from goldiprox.forward import (
 )
 from goldiprox.ledger import Cost, Rate, measure_rate
 from goldiprox.optim import TrainingConfig, released
-from goldiprox.randomness import preserved, seeded
+from goldiprox.randomness import generator_states, preserved, seeded, set_generator_states
 
 Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
 OnRecord: TypeAlias = Callable[[dict[str, Any]], None]
@@ -63,8 +64,11 @@ class Task:
         eval_every: Steps between evaluations; the last step is always evaluated.
         rate: The model's FLOPs per example, for the bill.
         num_scored: How many examples `batches` has scored with this model so far, for the bill.
-        on_record: Gets every evaluation.
+        on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        checkpoints: Where to save how far it is.
+        saved: What to go on from; `batches` begin after its step.
+        state: What else a checkpoint after so many steps needs to hold.
     """
 
     model: nn.Module
@@ -81,6 +85,9 @@ class Task:
     num_scored: Callable[[], int] = lambda: 0
     on_record: OnRecord | None = None
     on_step: OnStep | None = None
+    checkpoints: Checkpoints | None = None
+    saved: Saved | None = None
+    state: Callable[[int], Mapping[str, Any]] = lambda step: {}  # noqa: ARG005
 
 
 class _Run:
@@ -99,6 +106,46 @@ class _Run:
             forward=task.forward,
             seed=task.seed,
         )
+        if task.saved:
+            self._restore(task.saved)
+
+    def _restore(self, saved: Saved) -> None:
+        model, state = self.task.model, saved.state
+        try:
+            model.load_state_dict(state["model"])
+        except RuntimeError as e:
+            raise ConfigError(
+                f"{saved.path} was saved from another model: {str(e).splitlines()[-1].strip()}; use that model to "
+                f"continue, or add --force (force=True) to start over"
+            ) from e
+        buffers = dict(model.named_buffers())
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
+        self.trainer.optimizer.load_state_dict(state["optimizer"])
+        self.history = History(state["evaluations"], Cost(**state["cost"]), saved.step)
+        self.latest = self.history.final
+        for record in self.history.evaluations if self.task.on_record else ():
+            self.task.on_record(record)  # type: ignore[misc]
+
+    def save(self) -> None:
+        """Makes a checkpoint of where the run is."""
+        task, checkpoints = self.task, self.task.checkpoints
+        assert checkpoints is not None
+        sound = all(bool(p.isfinite().all()) for p in task.model.parameters())
+        if not self.history.steps or not sound:  # the loss of the next step will say so; keep what is good
+            return
+        extra = task.state(self.history.steps)  # first: it waits until the files hold all that is saved below
+        weights = task.model.state_dict()
+        state = {
+            "model": weights,
+            "buffers": {k: v for k, v in task.model.named_buffers() if k not in weights},
+            "optimizer": self.trainer.optimizer.state_dict(),
+            "generators": generator_states(self.device),
+            "evaluations": self.history.evaluations,
+            "cost": asdict(self.history.cost),
+            "extra": extra,
+        }
+        checkpoints.save(self.history.steps, state)
 
     @property
     def until_evaluation(self) -> int:
@@ -167,6 +214,8 @@ def fit_together(tasks: Sequence[Task], *, engine: EngineName = "auto") -> list[
         )
     if not graph and len(tasks) > 1:
         return [fit(task, engine=engine) for task in tasks]
+    if len(tasks) > 1 and any(task.checkpoints for task in tasks):
+        raise ConfigError("several models in one CUDA graph cannot be checkpointed; train them one by one")
     runs = [_Run(task) for task in tasks]
     device = runs[0].device
     with contextlib.ExitStack() as stack:
@@ -176,7 +225,12 @@ def fit_together(tasks: Sequence[Task], *, engine: EngineName = "auto") -> list[
                 run.task.model.train()
         stack.enter_context(seeded(runs[0].trainer.seed, device))
         stack.enter_context(backends(tasks[0].config.precision, device))
-        _drive(runs, _make_engine(runs, graph=graph))
+        if tasks[0].saved:
+            set_generator_states(tasks[0].saved.state["generators"], device)
+        try:
+            _drive(runs, _make_engine(runs, graph=graph))
+        except NonFiniteError as e:
+            raise _with_checkpoint(e, tasks[0].checkpoints) from e
     return [run.history for run in runs]
 
 
@@ -185,14 +239,25 @@ def _is_feed(batches: Any) -> bool:
 
 
 def _make_engine(runs: Sequence[_Run], *, graph: bool) -> Engine:
+    start = runs[0].history.steps
     if graph:
-        return Graph([r.trainer for r in runs], [r.task.batches for r in runs])  # type: ignore[misc]
-    return Eager(runs[0].trainer, runs[0].task.batches)
+        engine = Graph([r.trainer for r in runs], [r.task.batches for r in runs], start=start)  # type: ignore[misc]
+    else:
+        engine = Eager(runs[0].trainer, runs[0].task.batches, start=start)
+    engine.trained = [r.history.cost.examples_trained for r in runs]
+    return engine
 
 
 def _drive(runs: Sequence[_Run], engine: Engine) -> None:
+    checkpoints = runs[0].task.checkpoints
     try:
+        for run in runs if checkpoints else ():
+            run.report()
         while True:
+            if checkpoints:
+                checkpoints.check()
+            if checkpoints and checkpoints.due:
+                _save(runs[0], engine)
             with _shared_time(runs):
                 steps = engine.advance(min(run.until_evaluation for run in runs))
             if not steps:
@@ -215,8 +280,40 @@ def _drive(runs: Sequence[_Run], engine: Engine) -> None:
             run.account(trained, 0)
             run.evaluate()
             run.report()
+        if checkpoints:
+            _save(runs[0], engine)
+    except (
+        Interrupted,
+        WriterGone,
+    ) as e:  # before a step, or while its ids were waited for: all steps so far are whole
+        if checkpoints:
+            _save(runs[0], engine)
+        if isinstance(e, Interrupted):
+            raise Interrupted(f"stopped after step {engine.done:,}") from e
+        raise
     finally:
         engine.close()
+
+
+def _save(run: _Run, engine: Engine) -> None:
+    with _shared_time([run]):
+        engine.drain()
+        _finish(run.device)
+        run.account(engine.trained[0], 0)
+        run.save()
+
+
+def _with_checkpoint(error: NonFiniteError, checkpoints: Checkpoints | None) -> NonFiniteError:
+    """The error, with what is left of the run."""
+    if checkpoints is None:
+        return error
+    if checkpoints.last is None:
+        left = "It happened before the first checkpoint"
+    else:
+        left = f"The last good checkpoint is {checkpoints.last[0]} (step {checkpoints.last[1]:,})"
+    message = f"{error}. {left}; continued with the same settings it would happen again, so start over with --force"
+    path = checkpoints.last[0] if checkpoints.last else None
+    return NonFiniteError(message, step=error.step, ids=error.ids, checkpoint=path)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The whole experiment: holdout model, proxy, sequence, large model, and its baselines, in one folder."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 from goldiprox.acquisition import loss, uniform
 from goldiprox.analysis import share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
+from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
-from goldiprox.errors import OutputExists
+from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.sequence import Sequence, statistics
 from goldiprox.stages import Progress, RunConfig, Stages
+from goldiprox.storage import is_being_written
 
 OURS = (
     "*.arrow",
@@ -28,32 +30,66 @@ OURS = (
     "corrupted.png",
 )
 REPLACED = ".replaced"
+CHECKPOINTS = ".checkpoint"
 
 
 @contextmanager
-def run_folder(out: str | None, name: str, *, force: bool = False) -> Iterator[Path]:
-    """The folder of a run: the one asked for, which must be empty, or the next free number under runs/.
+def run_folder(
+    out: str | None,
+    name: str,
+    *,
+    settings: Mapping[str, Any],
+    force: bool = False,
+    resume: bool = False,
+    every: float = SECONDS,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Path, Checkpoints]]:
+    """The folder of a run and its checkpoints: the one asked for, or one under runs/.
 
-    With `force`, the files of an older run there are set aside, and removed when the code inside is done.
+    A folder that holds an unfinished run with the same settings is continued. Else the one asked for must be empty;
+    with `force`, the files of an older run there are set aside, and removed when the code inside is done.
+
+    Args:
+        out: The folder; None takes the next free number under runs/.
+        name: What folders under runs/ begin with.
+        settings: What must be the same for a run to be continued.
+        force: Start over, whatever is there.
+        resume: There must be an unfinished run; without `out`, the last one under runs/.
+        every: Seconds between checkpoints.
+        stop: Whether to save and stop.
     """
-    folder = _free_folder(name) if out is None else _given_folder(Path(out), force=force)
-    yield folder
+    if resume and force:
+        raise ConfigError("--resume continues what is there, --force starts over; choose one")
+    folder = Path(out) if out is not None else _numbered_folder(name, last=resume)
+    if resume and not is_unfinished(folder / CHECKPOINTS):
+        raise MissingFile(f"{folder} holds no unfinished run; leave out --resume to begin one")
+    _check_given(folder, force=force)
+    with Checkpoints(folder / CHECKPOINTS, every=every, settings=settings, force=force, stop=stop) as checkpoints:
+        if not checkpoints.continues:
+            _set_aside(folder)
+        yield folder, checkpoints
     shutil.rmtree(folder / REPLACED, ignore_errors=True)
 
 
-def _free_folder(name: str) -> Path:
+def _numbered_folder(name: str, *, last: bool) -> Path:
     number = 1
     while (folder := Path("runs") / f"{name}-{number:03d}").exists():
         number += 1
-    return check_folder(folder)
+    return folder.with_name(f"{name}-{max(number - 1, 1):03d}") if last else check_folder(folder)
 
 
-def _given_folder(folder: Path, *, force: bool) -> Path:
+def _check_given(folder: Path, *, force: bool) -> None:
     if folder.is_file():
         raise OutputExists(f"{folder} is a file; give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
+    unfinished = is_unfinished(folder / CHECKPOINTS)
+    if folder.is_dir() and any(folder.iterdir()) and not (force or unfinished):
         raise OutputExists(f"{folder} is not empty; choose another --out, or add --force to replace the run in it")
     check_folder(folder)
+    if busy := [p for p in folder.glob("*.partial") if is_being_written(p)]:
+        raise OutputInUse(f"another process is writing {busy[0]}; wait until it is done, or choose another --out")
+
+
+def _set_aside(folder: Path) -> None:
     ours = [p for pattern in OURS for p in folder.glob(pattern)]
     aside = folder / REPLACED
     if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
@@ -63,13 +99,19 @@ def _given_folder(folder: Path, *, force: bool) -> Path:
         aside.mkdir()
         for path in ours:
             path.replace(aside / path.name)
-    return folder
 
 
 def run(
-    config: RunConfig, out: str | None = None, *, force: bool = False, progress: Progress | None = None
+    config: RunConfig,
+    out: str | None = None,
+    *,
+    force: bool = False,
+    resume: bool = False,
+    every: float = SECONDS,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Does all of it, and leaves every file of it in one folder.
+    """Does all of it, and leaves every file of it in one folder; see `run_folder` for its arguments.
 
     Returns:
         What ``goldiprox run --json`` prints.
@@ -81,7 +123,12 @@ def run(
     stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
     stages.build(config.il_model or config.proxy, "holdout model", config.seed)
-    with run_folder(out, Path(config.data.data.replace(":", "-")).name, force=force) as folder:
+    name = Path(config.data.data.replace(":", "-")).name
+    settings = config.settings()
+    with run_folder(out, name, settings=settings, force=force, resume=resume, every=every, stop=stop) as (
+        folder,
+        stages.checkpoints,
+    ):
         write_json(folder / "config.json", {**asdict(config), "versions": versions()})
         with JsonLines(folder / "metrics.jsonl") as metrics:
             result, curves = _run_stages(stages, folder, metrics)
@@ -99,7 +146,7 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
 
     truth.save(folder / "truth.parquet")
     table, il_models, il_summary = stages.irreducible()
-    table.save(folder / "irreducible.arrow")
+    table.save(folder / "irreducible.arrow", force=True)  # the same again, where a run is continued
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
     selected, proxy = stages.select(table, folder / "sequence.arrow", on_record=logger("select"))

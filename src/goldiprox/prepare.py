@@ -54,9 +54,14 @@ class Prepared:
     truth: Truth
 
 
-def prepare(config: DataConfig) -> Prepared:
-    """Loads, splits and damages."""
-    source = load(config.data, config.data_dir)
+def prepare(config: DataConfig, source: Source | None = None) -> Prepared:
+    """Loads, splits and damages.
+
+    Args:
+        config: Which data, and what is done to it.
+        source: The data where it is loaded already: several seeds need it once.
+    """
+    source = source or load(config.data, config.data_dir)
     data, seed = source.train, config.data_seed
     split = _split(source, config)
     truth = Truth.of(data)
@@ -84,8 +89,9 @@ def _split(source: Source, config: DataConfig) -> Split:
     return holdout_split(len(data), labels, holdout=config.holdout, seed=config.data_seed)
 
 
-def differences(recorded: dict[str, Any], current: DataConfig) -> str:
+def differences(recorded: Any, current: DataConfig) -> str:
     """Which settings of a file differ from the current ones, as flags, for a message."""
+    recorded = recorded if isinstance(recorded, dict) else {}  # a stranger's file may say anything
     changed = [
         f"--{name.replace('_', '-')} {recorded[name]} there, {value} here"
         for name, value in current.recorded().items()

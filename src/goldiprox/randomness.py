@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -85,6 +85,7 @@ def shuffle(ids: Int[Tensor, " n"], key: Key) -> Int[Tensor, " n"]:
     return ids[torch.argsort(hash_ids(ids, key), stable=True)]
 
 
+_BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.mps}
 _unguarded = contextvars.ContextVar("_unguarded", default=False)
 
 
@@ -104,7 +105,7 @@ def preserved(device: torch.device) -> Iterator[None]:
     if _unguarded.get():
         yield
         return
-    backend = {"cuda": torch.cuda, "mps": torch.mps}.get(device.type)
+    backend = _BACKENDS.get(device.type)
     state = torch.get_rng_state()
     device_state = backend.get_rng_state() if backend else None
     try:
@@ -121,6 +122,29 @@ def host_generators() -> tuple[Any, ...]:
     return torch.get_rng_state().numpy().tobytes(), numpy_keys.tobytes(), numpy_position, random.getstate()  # type: ignore[union-attr]
 
 
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """The states of all global generators that a run may draw from, as plain numbers and tensors."""
+    backend = _BACKENDS.get(device.type)
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "device": backend.get_rng_state() if backend else None,
+        "numpy": (name, keys.tolist(), *rest),  # type: ignore[union-attr]
+        "python": random.getstate(),
+    }
+
+
+def set_generator_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Puts all global generators where `generator_states` found them."""
+    torch.set_rng_state(states["torch"])
+    backend = _BACKENDS.get(device.type)
+    if backend and states["device"] is not None:
+        backend.set_rng_state(states["device"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+    random.setstate(states["python"])
+
+
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seeds the global generators of torch, NumPy and Python for the code inside, then puts them back.
@@ -132,8 +156,8 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with preserved(device):
         torch.default_generator.manual_seed(seed)
-        if device.type in ("cuda", "mps"):
-            (torch.cuda if device.type == "cuda" else torch.mps).manual_seed(seed)
+        if device.type in _BACKENDS:
+            _BACKENDS[device.type].manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         try:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, uniform
 from goldiprox.artifacts import check_output
-from goldiprox.choices import Choices, Selecting, choose, choose_by_id
+from goldiprox.checkpoint import Checkpoints
+from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id
 from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
@@ -25,8 +26,9 @@ from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_togeth
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.selection import CandidateSampler, Rule, Selector
-from goldiprox.sequence import Digest, Sequence, SequenceWriter, check_columns
-from goldiprox.split import check_ids
+from goldiprox.sequence import Sequence, SequenceWriter, check_columns
+from goldiprox.split import check_ids, digest_ids
+from goldiprox.storage import partial_path
 
 
 @dataclass
@@ -65,6 +67,7 @@ def record(
     loss: PerExampleLoss = cross_entropy,
     forward: Forward = call,
     mode: ScoringMode = "train_frozen_stats",
+    augmented: Any = None,
     seed: int = 0,
     num_workers: int | None = None,
     engine: EngineName = "auto",
@@ -72,13 +75,15 @@ def record(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    checkpoints: Checkpoints | None = None,
     extra_config: Mapping[str, Any] | None = None,
     parents: Mapping[str, str] | None = None,
 ) -> Recording:
     """Trains a model on what it selects, and writes down what that was.
 
     All that can be known beforehand is checked before the first step. If it fails later, the steps so far stay
-    in ``<out>.partial``.
+    in ``<out>.partial``. With `checkpoints`, the same call goes on from the last one, and ends as if it had never
+    been broken off.
 
     Args:
         proxy: Selects and trains, in place, on the device it is on.
@@ -99,13 +104,16 @@ def record(
         loss: One loss per example.
         forward: How the model is called.
         mode: BatchNorm's and dropout's mode while scoring.
+        augmented: The same examples with augmentation: candidates are scored as `data` gives them, and only those kept
+            are loaded from here for training.
         seed: Of candidates, selection and dropout.
         num_workers: Loading processes. None: slice resident data, load other data in this process.
         engine: How steps run, see `goldiprox.loop.fit`.
         evaluate: Gives figures for the proxy as it is.
         eval_every: Steps between evaluations.
-        on_record: Gets every evaluation.
+        on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        checkpoints: Where to save how far it is.
         extra_config: Recorded in the file's header.
         parents: Digests of further files it was made from, for the header.
     """
@@ -128,12 +136,14 @@ def record(
         loss=loss,
         forward=forward,
         mode=mode,
+        augmented=augmented,
         seed=seed,
         num_workers=loading_processes(engine, num_workers),
         evaluate=evaluate,
         eval_every=eval_every,
         on_record=on_record,
         on_step=on_step,
+        checkpoints=checkpoints,
         extra_config=extra_config,
         parents=parents,
     )
@@ -199,12 +209,14 @@ class Job:
     loss: PerExampleLoss = cross_entropy
     forward: Forward = call
     mode: ScoringMode = "train_frozen_stats"
+    augmented: Any = None
     seed: int = 0
     num_workers: int | None = None
     evaluate: Evaluate | None = None
     eval_every: int | None = None
     on_record: OnRecord | None = None
     on_step: OnStep | None = None
+    checkpoints: Checkpoints | None = None
     extra_config: Mapping[str, Any] | None = None
     parents: Mapping[str, str] | None = None
 
@@ -228,7 +240,12 @@ class Job:
             mode=self.mode,
             seed=self.seed,
         )
-        if self.out is not None:
+        self.header = self._header() if self.out is not None or self.checkpoints is not None else {}
+        self.saved = self.checkpoints.start(self._settings(), self.device) if self.checkpoints else None
+        self.start = self.saved.step if self.saved else 0
+        if self.out is not None and self.saved is None:
+            # What an earlier process left before its first checkpoint is begun anew.
+            self.force = self.force or bool(self.checkpoints and self.checkpoints.continues)
             check_output(self.out, force=self.force)
         calls = {"loss": self.loss, "forward": self.forward}
         with seeded(derive("example", self.seed), self.device):
@@ -238,8 +255,13 @@ class Job:
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
         self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible)
-        self.resident = on_device(self.data, self.device, self.num_workers)
-        self.recorder = _Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
+        if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
+            raise ConfigError(
+                f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
+                f"both must hold the same examples under the same ids"
+            )
+        self.resident = on_device(self.data, self.device, self.num_workers) if self.augmented is None else None
+        self.recorder = Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
 
     def task(self) -> Task:
         return Task(
@@ -257,14 +279,21 @@ class Job:
             num_scored=lambda: self.select.num_scored,
             on_record=self.on_record,
             on_step=self.on_step,
+            checkpoints=self.checkpoints,
+            saved=self.saved,
+            state=lambda step: self.recorder.state(),  # noqa: ARG005
         )
 
     def _batches(self) -> Iterable[Batch] | Feed:
-        load = partial(iterate, self.data, device=self.device, num_workers=self.num_workers, seed=self.seed)
+        loading = {"num_workers": self.num_workers, "seed": self.seed, "first": self.start}
+        load = partial(iterate, self.data, device=self.device, **loading)
         if self.by_id:
             chosen = choose_by_id(self.select, self.proxy, self.sampler)
-            eager = self._recorded(zip(load(ids for ids, _ in chosen), (values for _, values in chosen), strict=True))
+            rest = chosen[self.start :]
+            eager = self._recorded(zip(load(ids for ids, _ in rest), (values for _, values in rest), strict=True))
             return eager if self.resident is None else Given(self.resident, *_given(chosen, eager, self.recorder))
+        if self.saved:
+            self.select.step, self.select.num_scored = self.start, self.saved.state["cost"]["examples_scored"]
         eager = self._recorded(choose(self.select, self.proxy, self.sampler, load))
         if self.resident is None:
             return eager
@@ -274,15 +303,9 @@ class Job:
     def _recorded(self, choices: Choices) -> Iterator[Batch]:
         for kept, values in choices:
             self.recorder.append(kept.ids, values)
-            yield kept
+            yield kept if self.augmented is None else next(iterate(self.augmented, [kept.ids], device=self.device))
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """The file, open for what is recorded inside."""
-        if self.out is None:
-            yield
-            self.recorder.flush()
-            return
+    def _header(self) -> dict[str, Any]:
         settings = {
             "acquisition": getattr(self.acquisition, "__name__", type(self.acquisition).__name__),
             "candidates": self.candidates,
@@ -295,53 +318,50 @@ class Job:
         lineage = dict(self.parents or {})
         if isinstance(self.irreducible, IrreducibleLosses):
             lineage["irreducible"] = self.irreducible.digest
-        file = {"keep": self.keep, "config": settings, "parents": lineage, "columns": self.columns, "force": self.force}
-        with SequenceWriter(self.out, data=describe(self.data), **file) as writer:
-            self.recorder.writer = writer
+        described = {"data": describe(self.data), "config": settings, "parents": lineage}
+        return {"keep": self.keep, "columns": self.columns, **described}
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same for a recording to be continued."""
+        described = {"training": asdict(self.config), "split": digest_ids(self.train_ids)}
+        return {**self.header, **described, "in_memory": self.out is None}
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The file, open for what is recorded inside."""
+        with ExitStack() as stack:
+            if self.out is not None and not self._is_written:
+                resume_at = self.start if self.saved else None
+                writer = SequenceWriter(self.out, force=self.force, resume_at=resume_at, **self.header)
+                self.recorder.writer = stack.enter_context(writer)
+            if self.saved:
+                self.recorder.restore(self._recorded_before(), self.saved.state["extra"]["digest"])
             try:
                 yield
             finally:
                 self.recorder.flush()
 
+    @property
+    def _is_written(self) -> bool:
+        """Whether an earlier process has completed the file."""
+        out = Path(self.out or "")
+        return self.start == self.num_steps and out.is_file() and not partial_path(out).exists()
+
+    def _recorded_before(self) -> np.ndarray:
+        if self.out is None:
+            assert self.saved is not None
+            return self.saved.state["extra"]["ids"].numpy()
+        out = Path(self.out)
+        return Sequence.open(out).ids if self._is_written else Sequence.open(partial_path(out), partial=True).ids
+
     def result(self, history: History) -> Recording:
-        recorder = self.recorder
-        path = recorder.writer.path if recorder.writer else None
+        recorder, path = self.recorder, None if self.out is None else Path(self.out)
         ids = None if recorder.in_memory is None else torch.cat(recorder.in_memory).numpy()
         return Recording(path, recorder.digest, self.num_steps, history, ids)
 
 
-class _Recorder:
-    """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for."""
-
-    def __init__(self, keep: int, *, in_memory: bool, every: int):
-        self.keep, self.every = keep, every
-        self.in_memory: list[Tensor] | None = [] if in_memory else None
-        self.writer: SequenceWriter | None = None
-        self._hash = Digest()
-        self._waiting: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-
-    def append(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
-        self._waiting.append((ids, values))
-        if len(self._waiting) >= self.every:
-            self.flush()
-
-    def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for ids, values in waiting:
-            ids = ids.cpu()
-            self._hash.update(ids.numpy())
-            if self.in_memory is not None:
-                self.in_memory.append(ids.clone())
-            if self.writer:
-                self.writer.append(ids, values)
-
-    @property
-    def digest(self) -> str:
-        return str(self._hash)
-
-
 def _given(
-    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: _Recorder
+    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: Recorder
 ) -> tuple[Any, ...]:
     """Choices made beforehand, as the parts of a feed."""
 

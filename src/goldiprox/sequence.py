@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
+from goldiprox.buffered import BufferedWriter
 from goldiprox.data import require_fingerprint
 from goldiprox.errors import ConfigError, CorruptFile, DataError, some
+from goldiprox.follow import FollowedTable
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -52,7 +54,7 @@ class Sequence:
         header: What the file says about itself.
         keep: Ids per step, over all ranks.
         batch_size: Ids per step of this rank (what frameworks ask a batch sampler for).
-        complete: Whether the file has its end mark.
+        complete: Whether the file has its end mark (of a followed file: whether it was read).
     """
 
     drop_last = True
@@ -60,10 +62,9 @@ class Sequence:
     def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1):
         self._table = table
         self.header = table.header
-        self.complete = table.complete
         keep = self.header.config.get("keep")
-        if not isinstance(keep, int) or keep < 1 or "id" not in self.header.columns:
-            raise CorruptFile(f"{table.path}: the header says keep={keep!r}, columns={list(self.header.columns)}")
+        if type(keep) is not int or keep < 1:
+            raise CorruptFile(f"{table.path}: the header says keep={keep!r}, which is not a number of ids per step")
         self.keep = keep
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size} does not exist")
@@ -74,7 +75,10 @@ class Sequence:
             )
         self.rank, self.world_size = rank, world_size
         self.batch_size = self.keep // world_size
-        self._first_rows = list(itertools.accumulate((len(b) for b in table.batches), initial=0))
+        steps = self.header.config.get("steps")
+        self._promised = steps if type(steps) is int and 0 < steps * keep < 2**63 and table.grows else None
+        self._first_rows = [0]
+        self._check_ids()
         self._start = self._next_step = 0
         self._checked: Any = None
 
@@ -87,6 +91,8 @@ class Sequence:
         rank: int = 0,
         world_size: int = 1,
         partial: bool = False,
+        follow: bool = False,
+        timeout: float = 60.0,
     ) -> "Sequence":
         """Opens a sequence and checks it: format, checksums, end mark, ids, and that it was made from this data.
 
@@ -96,9 +102,16 @@ class Sequence:
             rank: Of this process, where several train together.
             world_size: How many they are.
             partial: Accept a file that was broken off, and replay its intact steps.
+            follow: Accept a file that another process is writing, and wait for steps that are not there yet.
+            timeout: With `follow`, seconds to wait for a writer where there is none.
         """
-        sequence = cls(Table.open(path, kind=KIND, partial=partial), rank=rank, world_size=world_size)
-        sequence._check_ids()
+        if follow and partial:
+            raise ConfigError("follow waits for the end of a file, partial does without it; choose one")
+        if follow:
+            table = FollowedTable(Path(path), kind=KIND, timeout=timeout)
+        else:
+            table = Table.open(path, kind=KIND, partial=partial)
+        sequence = cls(table, rank=rank, world_size=world_size)
         if data is not None:
             sequence.require(data)
         return sequence
@@ -110,31 +123,54 @@ class Sequence:
             self._checked = data
 
     def _check_ids(self) -> None:
+        """Looks at what has come since it was last called."""
         path, length = self._table.path, int(self.header.data["length"])
-        if self.complete and self._table.num_rows % self.keep:
-            raise CorruptFile(f"{path} holds {self._table.num_rows:,} ids, not a multiple of {self.keep} per step")
-        for batch in self._table.batches:
-            ids = batch.column("id").to_numpy()
-            if len(ids) and int(ids.max()) >= length:
-                raise CorruptFile(f"{path} lists id {ids.max():,}, but its data set has {length:,} examples")
+        for part in self._table.parts[len(self._first_rows) - 1 :]:
+            highest = int(part.columns["id"].max())
+            if highest >= length:
+                raise CorruptFile(f"{path} lists id {highest:,}, but its data set has {length:,} examples")
+            self._first_rows.append(self._first_rows[-1] + part.num_rows)
+        rows = self._table.num_rows
+        if self._table.complete and rows % self.keep:
+            raise CorruptFile(f"{path} holds {rows:,} ids, not a multiple of {self.keep} per step")
+        promised = rows if self._promised is None else self._promised * self.keep
+        if rows > promised or (self._table.complete and rows < promised):
+            raise CorruptFile(f"{path} promised {self._promised:,} steps and holds {rows // self.keep:,}")
 
-    def __len__(self) -> int:
-        """The number of steps."""
+    @property
+    def complete(self) -> bool:
+        return self._table.complete
+
+    def on_wait(self, call: Callable[[], None]) -> None:
+        """Has something called while steps of a followed file are waited for; it may raise to end that."""
+        self._table.on_wait = call
+
+    def _wait(self, steps: int | None = None) -> int:
+        """Waits for the first steps (None: all) of a file that grows; how many are there."""
+        if self._table.grows:
+            self._table.wait(None if steps is None else steps * self.keep)
+            self._check_ids()
         return self._table.num_rows // self.keep
 
+    def __len__(self) -> int:
+        """The number of steps: of a followed file those that it promises, or if it promises none, at its end."""
+        return self._wait() if self._promised is None else self._promised
+
     def __getitem__(self, step: int) -> np.ndarray:
-        """The ids of one step (this rank's slice)."""
-        if not -len(self) <= step < len(self):
+        """The ids of one step (this rank's slice); of a followed file, as soon as it is there."""
+        position = step + len(self) if step < 0 else step
+        if position < 0 or position >= (self._promised or self._wait(position + 1)):
             raise IndexError(f"step {step} of a sequence of {len(self):,} steps")
-        first = (step % len(self)) * self.keep + self.rank * self.batch_size
+        self._wait(position + 1)
+        first = position * self.keep + self.rank * self.batch_size
         return self._rows("id", first, first + self.batch_size).astype(np.int64)
 
     def _rows(self, column: str, first: int, end: int) -> np.ndarray:
         parts = []
         number = bisect.bisect_right(self._first_rows, first) - 1
         while first < end:
-            batch, offset = self._table.batches[number], first - self._first_rows[number]
-            part = batch.column(column).slice(offset, end - first).to_numpy()
+            offset = first - self._first_rows[number]
+            part = self._table.parts[number].columns[column][offset : offset + end - first]
             parts.append(part)
             first, number = first + len(part), number + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -142,8 +178,10 @@ class Sequence:
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
         start, self._start, self._next_step = self._start, 0, self._start
-        for step in range(start, len(self)):
-            self._next_step = (step + 1) % len(self)
+        for step in itertools.count(start):
+            if step >= self._wait(step + 1):
+                return
+            self._next_step = step + 1
             yield self[step].tolist()
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,19 +189,22 @@ class Sequence:
 
         A loader with worker processes reads ahead: there, put the number of steps you have trained on.
         """
-        return {"step": self._next_step, "digest": self.digest}
+        if self._table.grows:
+            return {"step": self._next_step}
+        return {"step": self._next_step % max(len(self), 1), "digest": self.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         step = int(state["step"])
         if not 0 <= step <= len(self):
             raise ConfigError(f"cannot continue at step {step:,} of a sequence of {len(self):,} steps")
-        if state.get("digest", self.digest) != self.digest:
+        if "digest" in state and not self._table.grows and state["digest"] != self.digest:
             raise ConfigError("the saved position belongs to another sequence (its digest differs); open that one")
         self._start = self._next_step = step % len(self) if len(self) else 0
 
     @property
     def ids(self) -> np.ndarray:
         """All ids in order, over all ranks."""
+        self._wait()
         return self._table.column("id")[: len(self) * self.keep].astype(np.int64)
 
     def column(self, name: str) -> np.ndarray:
@@ -173,12 +214,14 @@ class Sequence:
                 f"this sequence has no column {name!r}, only {', '.join(self.header.columns)}; "
                 f"record it with columns=({name!r},)"
             )
+        self._wait()
         return self._table.column(name)[: len(self) * self.keep]
 
     @functools.cached_property
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
-        return digest_of(*(b.column("id").to_numpy() for b in self._table.batches))
+        self._wait()
+        return digest_of(*(p.columns["id"] for p in self._table.parts))
 
 
 def check_columns(columns: Iterable[str], values: Mapping[str, Tensor]) -> None:
@@ -206,6 +249,9 @@ class SequenceWriter:
         columns: Which of `EXTRA_COLUMNS` to record.
         force: Replace an existing file, once the new one is complete.
         flush_rows: Ids per record batch.
+        flush_seconds: Steps reach the disk at least this often, so that whoever follows sees them soon.
+        resume_at: Continue the unfinished file after this many steps, and drop what follows them. Everything else
+            must be as it was when the file was begun.
     """
 
     def __init__(
@@ -219,6 +265,8 @@ class SequenceWriter:
         columns: tuple[str, ...] = (),
         force: bool = False,
         flush_rows: int = 8192,
+        flush_seconds: float = 1.0,
+        resume_at: int | None = None,
     ):
         unknown = set(columns) - set(EXTRA_COLUMNS)
         if unknown:
@@ -230,49 +278,37 @@ class SequenceWriter:
             parents=dict(parents or {}),
             columns={"id": id_type(int(data["length"])), **dict.fromkeys(columns, "float32")},
         )
-        self.keep, self.steps, self._length = keep, 0, int(data["length"])
-        self._flush_steps = max(1, flush_rows // keep)
-        self._kept: dict[str, list[np.ndarray]] = {name: [] for name in header.columns}
-        self._table = TableWriter(Path(path), header, force=force)
+        self.keep, self.steps, self._length = keep, resume_at or 0, int(data["length"])
+        rows = None if resume_at is None else resume_at * keep
+        table = TableWriter(Path(path), header, force=force, resume_at=rows)
+        self._file = BufferedWriter(table, flush_rows=flush_rows, flush_seconds=flush_seconds)
 
     @property
     def path(self) -> Path:
-        return self._table.path
+        return self._file.table.path
 
     def append(self, ids: Tensor, values: Mapping[str, Tensor] | None = None) -> None:
         """Adds one step."""
-        row = ids.cpu().numpy()
+        row, values = ids.cpu().numpy(), values or {}
         if len(row) != self.keep:
             raise ConfigError(f"step {self.steps} has {len(row)} ids; every step of a sequence has {self.keep}")
-        check_columns(self._kept.keys() - {"id"}, values or {})
-        self._kept["id"].append(row)
-        for name in self._kept.keys() - {"id"}:
-            self._kept[name].append((values or {})[name].detach().float().cpu().numpy())
-        self.steps += 1
-        if len(self._kept["id"]) >= self._flush_steps:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self._kept["id"]:
-            return
-        columns = {name: np.concatenate(parts) for name, parts in self._kept.items()}
-        bad = columns["id"][(columns["id"] < 0) | (columns["id"] >= self._length)]
+        bad = row[(row < 0) | (row >= self._length)]
         if len(bad):
             raise DataError(f"ids {some(bad.tolist())} are outside the data set of {self._length:,} examples")
-        self._table.append(columns)
-        for parts in self._kept.values():
-            parts.clear()
+        extra = self._file.table.header.columns.keys() - {"id"}
+        check_columns(extra, values)
+        self._file.append({"id": row, **{name: values[name].detach().float().cpu().numpy() for name in extra}})
+        self.steps += 1
+
+    def flush(self) -> None:
+        """Waits until every step so far is on the disk."""
+        self._file.flush()
 
     def __enter__(self) -> "SequenceWriter":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            self.flush()
-            if kind is None:
-                self._table.close()
-        finally:
-            self._table.abandon()
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
 
 @dataclass(frozen=True)
@@ -296,18 +332,19 @@ class Statistics:
 
 def statistics(sequence: Sequence) -> Statistics:
     """Coverage and repetition in one pass."""
-    length = int(sequence.header.data["length"])
     ids = sequence.ids
-    counts = np.bincount(ids, minlength=length)
-    seen = int((counts > 0).sum())
-    pool = int(sequence.header.config.get("num_train", length))
+    # Not counted by id: the length of the data set is what a file says, and may be anything.
+    counts = np.unique(ids, return_counts=True)[1]
+    pool = sequence.header.config.get("num_train")
+    if type(pool) is not int or pool < 1:
+        pool = int(sequence.header.data["length"])
     return Statistics(
         steps=len(sequence),
         keep=sequence.keep,
-        seen=seen,
-        coverage=seen / pool,
+        seen=len(counts),
+        coverage=len(counts) / max(pool, 1),
         most_repeated=int(counts.max(initial=0)),
-        mean_repeats=len(ids) / max(seen, 1),
+        mean_repeats=len(ids) / max(len(counts), 1),
     )
 
 
@@ -316,6 +353,8 @@ def verify(sequence: Sequence) -> None:
     promised = sequence.header.config.get("steps")
     if isinstance(promised, int) and promised != len(sequence):
         raise CorruptFile(f"the header promises {promised:,} steps, the file holds {len(sequence):,}")
+    if not len(sequence):
+        return
     ids = np.sort(sequence.ids.reshape(-1, sequence.keep), axis=1)
     repeated = (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]
     if len(repeated):

@@ -24,6 +24,14 @@ def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np
     return ids
 
 
+def digest_ids(*parts: np.ndarray) -> str:
+    """A hash over ids in order."""
+    digest = hashlib.sha256()
+    for ids in parts:
+        digest.update(ids.astype("<i8").tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
 @dataclass(frozen=True)
 class Split:
     """The ids of the training side and of the holdout side, each sorted."""
@@ -46,7 +54,7 @@ class Split:
     @property
     def digest(self) -> str:
         """A name for this division, for the headers of files."""
-        return f"sha256:{hashlib.sha256(self.train.astype('<i8').tobytes()).hexdigest()}"
+        return digest_ids(self.train)
 
     def require_holdout(self) -> None:
         if not len(self.holdout):

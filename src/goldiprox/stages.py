@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition
+from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
@@ -78,6 +79,10 @@ class RunConfig:
     holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a run to be continued: everything but where the data lies."""
+        return {**asdict(self), "data": self.data.recorded(), "device": pick_device(self.device).type}
+
 
 class Progress(Protocol):
     """What shows progress: one stage at a time."""
@@ -109,10 +114,12 @@ class Stages:
     """The stages of one configuration, each usable alone.
 
     Settings that cannot work are refused on construction, models and selection when they are first built or tried.
+    With `checkpoints`, a stage goes on from where it was broken off, and one that was finished is not repeated.
     """
 
-    def __init__(self, config: RunConfig, *, progress: Progress | None = None):
+    def __init__(self, config: RunConfig, *, progress: Progress | None = None, checkpoints: Checkpoints | None = None):
         self.config = config
+        self.checkpoints = checkpoints
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
@@ -199,6 +206,9 @@ class Stages:
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
         Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
 
+    def _checkpoints(self, stage: str) -> Checkpoints | None:
+        return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))
+
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
@@ -220,6 +230,7 @@ class Stages:
                 num_workers=config.num_workers,
                 engine=config.engine,
                 on_step=on_step,
+                checkpoints=self._checkpoints("irreducible"),
                 extra_config={"il_model": name, "data": config.data.recorded()},
             )
         self.ledger.stages["irreducible"] = cost
@@ -281,6 +292,7 @@ class Stages:
                 eval_every=self.eval_every,
                 on_record=on_record,
                 on_step=on_step,
+                checkpoints=self._checkpoints(stage),
                 extra_config={
                     "proxy": config.proxy,
                     "rule": config.rule,
@@ -311,6 +323,7 @@ class Stages:
                 eval_every=max(1, len(sequence) // EVALUATIONS),
                 on_record=on_record,
                 on_step=on_step,
+                checkpoints=self._checkpoints("train"),
             )
         self.ledger.stages["train"] = history.cost
         return history, model

@@ -1,22 +1,26 @@
 """Replay a sequence with any model; record and train at once."""
 
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from goldiprox.checkpoint import Checkpoints
 from goldiprox.choices import Behind, Selecting
 from goldiprox.data import iterate
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
-from goldiprox.errors import ConfigError
+from goldiprox.errors import ConfigError, FingerprintMismatch
 from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.recording import Job, Recording
-from goldiprox.sequence import Sequence
+from goldiprox.sequence import Digest, Sequence
 
 
 def replay(
@@ -35,11 +39,12 @@ def replay(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> History:
     """Trains a model on a recorded sequence, step by step, in order.
 
     A proxy replaying its own sequence, from the same initial weights with the same seed and settings, ends with
-    bit-identical weights.
+    bit-identical weights. With `checkpoints`, the same call goes on from the last one.
 
     Args:
         model: Trained in place, on the device it is on.
@@ -54,8 +59,9 @@ def replay(
         engine: How steps run, see `goldiprox.loop.fit`.
         evaluate: Gives figures for the model as it is.
         eval_every: Steps between evaluations.
-        on_record: Gets every evaluation.
+        on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        checkpoints: Where to save how far it is.
     """
     if not len(sequence):
         raise ConfigError("the sequence has no steps")
@@ -64,9 +70,23 @@ def replay(
     with seeded(derive("example", seed), device):
         example = next(iterate(data, [sequence[0][:2]], device=device))
         check_model(model, example, loss=loss, forward=forward, data=data)
+    consumed = _Consumed(sequence)
+    saved = None
+    if checkpoints:
+        sequence.on_wait(checkpoints.check)
+        described = json.dumps({**asdict(sequence.header), "versions": None}, sort_keys=True)
+        origin = hashlib.sha256(described.encode()).hexdigest()
+        settings = {"sequence": origin, "steps": len(sequence), "training": asdict(config), "seed": seed}
+        saved = checkpoints.start(settings, device)
+        if saved and saved.state["extra"]["digest"] != consumed(saved.step):
+            raise FingerprintMismatch(
+                f"the sequence differs in its first {saved.step:,} steps from the one that this run began with; use "
+                f"that one, or add --force (force=True) to start over"
+            )
+    start = saved.step if saved else 0
     # By step, not by iterating: a sequence that was peeked at or stopped in the middle starts at its beginning.
-    batch_ids = (sequence[step] for step in range(len(sequence)))
-    batches = iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
+    batch_ids = (sequence[step] for step in range(start, len(sequence)))
+    batches = iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed, first=start)
     resident = on_device(data, device, num_workers)
 
     def rows(first: int, count: int) -> Tensor:
@@ -87,8 +107,25 @@ def replay(
         rate=rate_of(model, example, loss=loss, forward=forward),
         on_record=on_record,
         on_step=on_step,
+        checkpoints=checkpoints,
+        saved=saved,
+        state=lambda step: {"digest": consumed(step)},
     )
     return fit(task, engine=engine)
+
+
+class _Consumed:
+    """The digest of the first steps of a sequence, also of one that still grows."""
+
+    def __init__(self, sequence: Sequence):
+        self._sequence, self._digest, self._steps = sequence, Digest(), 0
+
+    def __call__(self, steps: int) -> str:
+        """Of so many steps; never fewer than before."""
+        for step in range(self._steps, steps):
+            self._digest.update(self._sequence[step])
+        self._steps = steps
+        return str(self._digest)
 
 
 def record_and_train(
@@ -117,8 +154,10 @@ def record_and_train(
         training_optimizer: Makes another optimiser for the model than `training` does.
         evaluate_model: Gives figures for the model as it is, every `eval_every` steps.
         on_model_record: Gets every one of them.
-        settings: As for `record`.
+        settings: As for `record`, without `checkpoints`.
     """
+    if settings.get("checkpoints"):
+        raise ConfigError("recording and training at once cannot be continued; use gp.record, then gp.replay")
     job = Job(proxy, data, **settings)
     check_model(model, job.example, loss=job.loss, forward=job.forward, data=data)
     first = job.task()

@@ -51,6 +51,11 @@ class Bars:
                 progress.update(task, total=progress.tasks[task].completed)
 
 
+def printable(text: str) -> str:
+    """Text from files without what would command the terminal: control characters as Python writes them."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def print_json(value: Any) -> None:
     out.file.write(json.dumps(value, indent=2) + "\n")
 
@@ -59,7 +64,7 @@ def facts(title: str, rows: list[list[str]]) -> Table:
     """Names and values, without a head."""
     made = Table(title=Text(title), title_justify="left", show_header=False)
     for row in rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
@@ -75,10 +80,11 @@ def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
 
 def next_command(arguments: str) -> None:
     """What to try next, spelt so that it runs from here."""
-    out.print(Text.assemble("\nNext: ", (f"{_program()} {arguments}", "bold")))
+    out.print(Text.assemble("\nNext: ", (f"{program()} {arguments}", "bold")))
 
 
-def _program() -> str:
+def program() -> str:
+    """How this program is called from here."""
     if shutil.which("goldiprox"):
         return "goldiprox"
     called = Path(sys.argv[0])
@@ -86,7 +92,7 @@ def _program() -> str:
 
 
 def failure(message: str, label: str = "error:") -> None:
-    err.print(Text.assemble((label, "bold red"), " ", message))
+    err.print(Text.assemble((label, "bold red"), " ", printable(message)))
 
 
 def success(message: str) -> None:

@@ -1,5 +1,6 @@
 """`goldiprox inspect`, `verify` and `data`: looking at what is there."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -8,13 +9,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from goldiprox import receipts
 from goldiprox import sequence as sequences
-from goldiprox.artifacts import read_header
+from goldiprox.artifacts import Header, read_header
 from goldiprox.cli import options as o
 from goldiprox.cli.console import facts, failure, next_command, out, print_json, success
 from goldiprox.data import fingerprint, load, sources
 from goldiprox.data.fingerprint import short
-from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError
+from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.prepare import DataConfig
 from goldiprox.sequence import Sequence
@@ -29,6 +31,8 @@ def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
         return Sequence.open(path, partial=partial)
     if kind == "irreducible":
         return IrreducibleLosses.open(path)
+    if kind == receipts.KIND:
+        raise WrongKind(f"{path} is a receipt; compare it with its sequence: verify SEQUENCE --receipt {path}")
     raise CorruptFile(f"{path} is of kind {kind!r}, which this release does not know")
 
 
@@ -75,6 +79,9 @@ def _readable(value: Any) -> str:
 def verify(
     config: RunConfig,
     file: Files,
+    receipt: Annotated[
+        Path | None, typer.Option(help="What a training run consumed (gp.receipt): compared with the sequence.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Check files: structure, checksums, end mark, ids, repetitions within a step, parents; with --data, the data."""
@@ -82,33 +89,61 @@ def verify(
         raise ConfigError("flags about data, but no data to compare with: add --data NAME")
     stages = Stages(config) if config.data.data else None
     opened: dict[str, Sequence | IrreducibleLosses] = {}
+    headers: dict[str, Header] = {}
     problems: dict[str, str] = {}
     for path in file:
         try:
             opened[str(path)] = checked = _open(path)
+            headers[str(path)] = header = read_header(path)
             if isinstance(checked, Sequence):
                 sequences.verify(checked)
             if stages:
-                header = read_header(path)
                 stages.require_same_data(str(path), header.data, header.config, header.parents)
         except GoldiproxError as e:
             problems[str(path)] = str(e)
-    tables = [t for t in opened.values() if isinstance(t, IrreducibleLosses)]
-    for name, checked in opened.items():
-        parent = checked.header.parents.get("irreducible") if isinstance(checked, Sequence) else None
-        if parent and tables and name not in problems and parent not in {t.digest for t in tables}:
-            problems[name] = f"{name} was not made from the irreducible table given with it (parent {short(parent)})"
+    problems = _disagreements(opened, headers) | problems
+    files = [str(path) for path in file]
+    if receipt is not None:
+        files.append(str(receipt))
+        if problem := _receipt_problem(receipt, [s for s in opened.values() if isinstance(s, Sequence)]):
+            problems[str(receipt)] = problem
     if json:
-        print_json(
-            {"files": [{"path": str(p), "ok": str(p) not in problems, "problem": problems.get(str(p))} for p in file]}
-        )
-    for path in [] if json else file:
-        if str(path) in problems:
-            failure(problems[str(path)], label="bad")
+        print_json({"files": [{"path": f, "ok": f not in problems, "problem": problems.get(f)} for f in files]})
+    for name in [] if json else files:
+        if name in problems:
+            failure(problems[name], label="bad")
         else:
-            success(f"{path}  {short(opened[str(path)].digest)}")
+            success(f"{name}  {short(opened[name].digest) if name in opened else 'agrees with the sequence'}")
     if problems:
         raise typer.Exit(1)
+
+
+def _disagreements(opened: Mapping[str, Sequence | IrreducibleLosses], headers: Mapping[str, Header]) -> dict[str, str]:
+    """Files given together that were not made from each other, or from the same data."""
+    problems: dict[str, str] = {}
+    first, reference = next(iter(headers.items()), ("", None))
+    for name, header in headers.items():
+        splits = {h.parents["split"] for h in (header, reference) if h is not None and "split" in h.parents}
+        if reference is not None and header.data != reference.data:
+            problems[name] = f"{name} and {first} were made from different data; give files of one run"
+        elif len(splits) > 1:
+            problems[name] = f"{name} and {first} were made for different training sides; give files of one run"
+    tables = {t.digest for t in opened.values() if isinstance(t, IrreducibleLosses)}
+    for name, checked in opened.items():
+        parent = checked.header.parents.get("irreducible") if isinstance(checked, Sequence) else None
+        if parent and tables and parent not in tables:
+            problems[name] = f"{name} was not made from the irreducible table given with it (parent {short(parent)})"
+    return problems
+
+
+def _receipt_problem(path: Path, given: list[Sequence]) -> str | None:
+    if len(given) != 1:
+        raise ConfigError(f"--receipt is compared with one sequence; {len(given)} sound ones were given")
+    try:
+        receipts.compare(given[0], path)
+    except GoldiproxError as e:
+        return str(e)
+    return None
 
 
 data = typer.Typer(help="Data sets: what is there, and what is in it.", no_args_is_help=True)

@@ -1,5 +1,6 @@
 """The flags that commands share: each is spelt, explained and turned into a configuration in one place."""
 
+import contextlib
 import functools
 import inspect
 import os
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from goldiprox.cli.console import failure
+from goldiprox.cli.signals import graceful
 from goldiprox.holdout import HoldoutConfig
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
@@ -77,6 +78,10 @@ PANELS = {
 }
 
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue an unfinished run (done by itself where --out holds one).")
+]
+CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
 OutFolder = Annotated[
@@ -102,15 +107,8 @@ def configured(*groups: list[Flag], **defaults: Any) -> Callable[[Callable[..., 
             if shared.pop("deterministic", False):
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
                 torch.use_deterministic_algorithms(True)
-            try:
+            with graceful() if "resume" in values else contextlib.nullcontext():
                 command(_configuration(shared), **values)
-            except KeyboardInterrupt:
-                failure(
-                    "what was recorded so far stays in its .partial file: `train --partial` replays it, "
-                    "--force starts over",
-                    label="interrupted:",
-                )
-                raise
 
         parameters = [
             inspect.Parameter(

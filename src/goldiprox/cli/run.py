@@ -5,8 +5,10 @@ from shlex import quote
 from typing import Any
 
 from goldiprox import pipeline
+from goldiprox.checkpoint import SECONDS
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, table, times
+from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import MissingExtra
 from goldiprox.stages import RunConfig, Silent
@@ -17,11 +19,21 @@ def run(
     config: RunConfig,
     out_folder: o.OutFolder = None,
     force: o.Force = False,
+    resume: o.Resume = False,
+    checkpoint_every: o.CheckpointEvery = SECONDS,
     json: o.Json = False,
 ) -> None:
     """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
     progress = Silent() if json else Bars()
-    result = pipeline.run(config, str(out_folder) if out_folder else None, force=force, progress=progress)
+    result = pipeline.run(
+        config,
+        str(out_folder) if out_folder else None,
+        force=force,
+        resume=resume,
+        every=checkpoint_every,
+        stop=stop,
+        progress=progress,
+    )
     try:
         from goldiprox.report.figures import draw_run
 

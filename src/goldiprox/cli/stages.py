@@ -1,5 +1,7 @@
 """`goldiprox irreducible`, `select` and `train`: the stages one by one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -7,11 +9,13 @@ from typing import Annotated
 import typer
 
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
+from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
+from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
-from goldiprox.errors import MissingIrreducible
+from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.pipeline import run_folder
 from goldiprox.sequence import Sequence
@@ -23,13 +27,15 @@ def irreducible(
     config: RunConfig,
     out_file: o.OutFile = Path("irreducible.arrow"),
     force: o.Force = False,
+    resume: o.Resume = False,
+    checkpoint_every: o.CheckpointEvery = SECONDS,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
-    check_output(out_file, force=force)
-    stages = Stages(config, progress=_progress(json))
-    table, _, summary = stages.irreducible()
-    path = table.save(out_file, force=force)
+    with _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every) as checkpoints:
+        stages = Stages(config, progress=_progress(json), checkpoints=checkpoints)
+        table, _, summary = stages.irreducible()
+        path = table.save(out_file, force=force or checkpoints.continues)
     losses = table.values[table.ids]
     result = {
         "irreducible": {
@@ -61,24 +67,31 @@ def select(
     ] = None,
     columns: Annotated[str, typer.Option(help="What to record beside ids: score,loss,irreducible.")] = "",
     out_file: o.OutFile = Path("sequence.arrow"),
+    save_proxy: Annotated[Path | None, typer.Option(help="Also write the proxy's weights: a safetensors file.")] = None,
     force: o.Force = False,
+    resume: o.Resume = False,
+    checkpoint_every: o.CheckpointEvery = SECONDS,
     json: o.Json = False,
 ) -> None:
     """Train the proxy on what it selects, and write the sequence."""
-    check_output(out_file, force=force)
     if irreducible is None and config.acquisition in ("reducible_loss", "irreducible_loss"):
         there = " (there is an irreducible.arrow here)" if Path("irreducible.arrow").exists() else ""
         raise MissingIrreducible(
             f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "
             f"made by `goldiprox irreducible`"
         )
-    stages = Stages(config, progress=_progress(json))
-    table = None
-    if irreducible is not None:
-        table = IrreducibleLosses.open(irreducible)
-        stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
-    names = tuple(c.strip() for c in columns.split(",") if c.strip())
-    recording, _ = stages.select(table, out_file, force=force, columns=names)
+    with _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every) as checkpoints:
+        if save_proxy is not None:
+            check_output(save_proxy, force=force or checkpoints.continues)
+        stages = Stages(config, progress=_progress(json), checkpoints=checkpoints)
+        table = None
+        if irreducible is not None:
+            table = IrreducibleLosses.open(irreducible)
+            stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
+        names = tuple(c.strip() for c in columns.split(",") if c.strip())
+        recording, proxy = stages.select(table, out_file, force=force, columns=names)
+        if save_proxy is not None:
+            save_weights(proxy, save_proxy)
     result = {
         "sequence": {
             "digest": recording.digest,
@@ -104,18 +117,32 @@ def train(
     config: RunConfig,
     sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),
     partial: Annotated[bool, typer.Option("--partial", help="Accept a sequence that was broken off.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Train while another process is still selecting; wait for its steps.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="With --follow: seconds to wait for a selecting process.")] = 60.0,
     out_folder: o.OutFolder = None,
     force: o.Force = False,
+    resume: o.Resume = False,
+    checkpoint_every: o.CheckpointEvery = SECONDS,
     json: o.Json = False,
 ) -> None:
     """Train the large model on a sequence: metrics.jsonl, model.safetensors, result.json."""
-    opened = Sequence.open(sequence, partial=partial)
+    opened = Sequence.open(sequence, partial=partial, follow=follow, timeout=timeout)
     stages = Stages(config, progress=_progress(json))
     header = opened.header
     stages.require_same_data(str(sequence), header.data, header.config, header.parents)
     stages.build(config.model, "model", config.seed)
     name = f"train-{config.model.replace(':', '-')}"
-    with run_folder(str(out_folder) if out_folder else None, name, force=force) as folder:
+    with run_folder(
+        str(out_folder) if out_folder else None,
+        name,
+        settings=config.settings(),
+        force=force,
+        resume=resume,
+        every=checkpoint_every,
+        stop=stop,
+    ) as (folder, stages.checkpoints):
         with JsonLines(folder / "metrics.jsonl") as metrics:
             history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
         save_weights(model, folder / "model.safetensors")
@@ -137,6 +164,22 @@ def train(
         f"({history.cost.seconds:.1f} s of training). Files: {folder}"
     )
     return next_command(f"inspect {quote(str(sequence))}")
+
+
+@contextmanager
+def _checkpoints(
+    out_file: Path, config: RunConfig, *, force: bool, resume: bool, every: float
+) -> Iterator[Checkpoints]:
+    """The checkpoints of a command that writes one file, in a folder beside it."""
+    folder = out_file.with_name(f"{out_file.name}.checkpoint")
+    if resume and force:
+        raise ConfigError("--resume continues what is there, --force starts over; choose one")
+    if resume and not is_unfinished(folder):
+        raise MissingFile(f"there is no {folder} to continue from; leave out --resume to begin a run")
+    if force or not is_unfinished(folder):
+        check_output(out_file, force=force)
+    with Checkpoints(folder, every=every, settings=config.settings(), force=force, stop=stop) as checkpoints:
+        yield checkpoints
 
 
 def _progress(json: bool) -> Progress:

@@ -10,8 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goldiprox.errors import DataError, MissingExtra
+from goldiprox.storage import read_file
 
 _LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
+# Not all that pillow knows: some formats it hands to other programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+# Files come from strangers, and a small one can unfold into more than there is memory.
+MAX_EXPANSION, SMALL = 256, 2**26
 
 
 def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -20,44 +25,75 @@ def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, .
         from PIL import Image
     except ImportError:
         raise MissingExtra("pillow", "demo", "reading images") from None
-    try:
-        table = pa.concat_tables([pq.read_table(p) for p in paths])
-    except (pa.ArrowInvalid, OSError) as e:
-        raise DataError(f"cannot read {paths[0].parent}: {e}") from e
-    image_column, label_column = _columns(table.schema, paths[0])
-    if not len(table):
-        raise DataError(f"{paths[0].parent}: {paths[0].name} holds no examples")
-    encoded = table[image_column].combine_chunks().field("bytes").to_pylist()
-    labels = table[label_column].to_numpy().astype(np.int64)
+    folder = paths[0].parent
+    limit = max(SMALL, MAX_EXPANSION * sum(p.stat().st_size for p in paths if p.is_file()))
+    encoded: list[bytes | None] = []
+    labels: list[np.ndarray] = []
+    class_names, *_ = [_read(path, encoded, labels, limit) for path in paths]
+    if not encoded:
+        raise DataError(f"{folder}: {paths[0].name} holds no examples")
 
-    def decode(id: int) -> np.ndarray:
+    def decode(id: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
         try:
-            image = Image.open(io.BytesIO(encoded[id]))
+            image = Image.open(io.BytesIO(encoded[id] or b""), formats=FORMATS)
+            channels = () if image.mode == "L" else (3,)
+            found = (image.height, image.width, *channels)
+            if shape is None and len(encoded) * int(np.prod(found, dtype=object)) > limit:
+                raise DataError(
+                    f"{folder}: {len(encoded):,} images of {found} would take more than {MAX_EXPANSION} times the "
+                    f"space of their files; make them smaller first"
+                )
+            if found != (shape or found):
+                raise DataError(
+                    f"{folder}: image {id} is {found}, image 0 is {shape}; make all images one size and mode first"
+                )
             return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (OSError, TypeError, SyntaxError, ValueError) as e:
-            raise DataError(f"{paths[0].parent}: image {id} cannot be decoded ({e}); remove or replace it") from e
+        except DataError:
+            raise
+        except Exception as e:  # decoders raise whatever the bytes lead them to
+            raise DataError(f"{folder}: image {id} cannot be decoded ({e}); remove or replace it") from e
 
     first = decode(0)
     images = np.empty((len(encoded), *first.shape), np.uint8)
 
     def fill(start: int) -> None:
         for id in range(start, min(start + 1024, len(encoded))):
-            image = decode(id)
-            if image.shape != first.shape:
-                raise DataError(
-                    f"{paths[0].parent}: image {id} is {image.shape}, image 0 is {first.shape}; make all images "
-                    f"one size and mode first"
-                )
-            images[id] = image
+            images[id] = decode(id, first.shape)
 
     with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
         list(pool.map(fill, range(0, len(encoded), 1024)))
     images = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    return np.ascontiguousarray(images), labels, _class_names(table.schema, label_column)
+    return np.ascontiguousarray(images), np.concatenate(labels), class_names
+
+
+def _read(path: Path, encoded: list[bytes | None], labels: list[np.ndarray], limit: int) -> tuple[str, ...]:
+    """Adds the images and labels of one file; gives its class names."""
+    try:
+        source = pa.BufferReader(pa.py_buffer(read_file(path, mapped=True)))
+        file = pq.ParquetFile(source, pre_buffer=False, thrift_container_size_limit=2**20)
+        schema = file.schema_arrow
+        image_column, label_column = _columns(schema, path)
+        sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)]
+        if not 0 <= file.metadata.num_rows <= limit or not 0 <= sum(sizes) <= limit:
+            raise DataError(f"{path} would take more than {MAX_EXPANSION} times its size; it is damaged or hostile")
+        size = 0
+        for batch in file.iter_batches(256, columns=[f"{image_column}.bytes", label_column], use_threads=False):
+            size += batch.nbytes
+            if size > limit:
+                raise DataError(f"{path} takes more than {MAX_EXPANSION} times its size; it is damaged or hostile")
+            if batch[label_column].null_count:
+                raise DataError(f"{path}: examples have no {label_column}; remove them")
+            labels.append(batch[label_column].cast(pa.int64()).to_numpy())
+            encoded.extend(batch[image_column].field("bytes").to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as e:
+        if isinstance(e, DataError):
+            raise
+        raise DataError(f"cannot read {path}: {str(e).splitlines()[0] if str(e) else type(e).__name__}") from e
+    return _class_names(schema, label_column)
 
 
 def _columns(schema: pa.Schema, path: Path) -> tuple[str, str]:
-    images = [f.name for f in schema if pa.types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
+    images = [f.name for f in schema if pa.types.is_struct(f.type) and _holds_bytes(f.type)]
     integers = [f.name for f in schema if pa.types.is_integer(f.type)]
     label = next((n for n in _LABEL_NAMES if n in integers), integers[0] if len(integers) == 1 else None)
     if len(images) != 1 or label is None:
@@ -68,9 +104,14 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str]:
     return images[0], label
 
 
+def _holds_bytes(struct: pa.DataType) -> bool:
+    index = struct.get_field_index("bytes")  # type: ignore[attr-defined]
+    return index >= 0 and (pa.types.is_binary(t := struct.field(index).type) or pa.types.is_large_binary(t))
+
+
 def _class_names(schema: pa.Schema, label_column: str) -> tuple[str, ...]:
     try:
-        info = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label_column]
-        return tuple(info["names"])
-    except (KeyError, TypeError, ValueError):
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label_column]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
         return ()
+    return tuple(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else ()

@@ -44,6 +44,7 @@ class Divided(Source):
 MNIST_STATS = {"mean": (0.1307,), "std": (0.3081,)}
 CIFAR10_STATS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 NUM_TEST_OF_MNIST5K = 1_000
+MAX_CLASSES = 2**16  # unless there are more examples
 
 
 def mnist5k(data_dir: Path | None = None) -> Source:  # noqa: ARG001
@@ -121,6 +122,10 @@ def parquet_folder(
     if mean is None or std is None:
         mean, std = channel_stats(x)
     num_classes = len(class_names) or int(max(y.max(), test_y.max())) + 1
+    if num_classes > max(len(y), MAX_CLASSES):
+        raise DataError(
+            f"{folder}: labels reach {num_classes - 1:,}, of {len(y):,} examples; number the classes from 0"
+        )
     train, test = (
         TensorData(
             torch.from_numpy(images),
