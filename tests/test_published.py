@@ -78,6 +78,7 @@ def test_idx_files_hold_what_was_written(tmp_path, array):
         (idx(np.ones((2, 3), np.uint8))[:-1], r"shape is \(2, 3\), 18 bytes, but has 17"),
         (gzip.compress(idx(np.ones(100, np.uint8)))[:-12], "cannot be unpacked"),
     ],
+    ids=["empty", "an image", "half a header", "a byte short", "half a gzip"],  # gzip's bytes hold the time of day
 )
 def test_broken_idx_files(tmp_path, content, message):
     (tmp_path / "f").write_bytes(content)
