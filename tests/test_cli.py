@@ -519,7 +519,7 @@ class TestInspectAndVerify:
 def test_data_list_and_check(goldiprox, real_data):
     code, out, _ = goldiprox("data", "list", "--json")
     assert code == 0
-    assert set(json.loads(out)) == {"mnist5k", "mnist", "cifar10"}
+    assert set(json.loads(out)) == {"mnist5k", "mnist", "qmnist", "cifar10", "cinic10"}
     code, out, _ = goldiprox("data", "check", "mnist", "--data-dir", real_data, "--json")
     assert json.loads(out)["train"] == 60_000
     code, out, _ = goldiprox("data", "check")

@@ -121,8 +121,18 @@ def _names(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []
 
 
+@pytest.fixture
+def python_handlers():
+    """What Python sets up at its start, also where tests run in the background and SIGINT is ignored."""
+    before = {signum: signal.getsignal(signum) for signum in signals.SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_acts_at_once(signum, capfd):
+def test_a_second_signal_acts_at_once(signum, capfd, python_handlers):
     before = [signal.getsignal(s) for s in signals.SIGNALS]
     with pytest.raises(KeyboardInterrupt), signals.graceful():
         signal.raise_signal(signum)
