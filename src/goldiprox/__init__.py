@@ -28,6 +28,7 @@ from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
 from goldiprox.errors import OutputInUse as OutputInUse
 from goldiprox.errors import OutputNotWritable as OutputNotWritable
+from goldiprox.errors import RankLost as RankLost
 from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
@@ -50,6 +51,8 @@ from goldiprox.selection import mix as mix
 from goldiprox.selection import top_k as top_k
 from goldiprox.sequence import Sequence as Sequence
 from goldiprox.sequence import SequenceWriter as SequenceWriter
+from goldiprox.sharded import load_training as load_training
+from goldiprox.sharded import save_training as save_training
 from goldiprox.split import Split as Split
 from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold

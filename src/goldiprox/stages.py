@@ -246,11 +246,12 @@ class Stages:
         force: bool = False,
         columns: tuple[str, ...] = (),
         on_record: OnRecord | None = None,
+        **together: Any,
     ) -> tuple[Recording, nn.Module]:
-        """Stage 3: the proxy selects and records."""
+        """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
         proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record), proxy
+        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **together), proxy
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -268,6 +269,7 @@ class Stages:
         force: bool,
         columns: tuple[str, ...],
         on_record: OnRecord | None,
+        **together: Any,
     ) -> Recording:
         config = self.config
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
@@ -302,6 +304,7 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
+                **together,
             )
         self.ledger.stages[stage] = recording.history.cost
         return recording
