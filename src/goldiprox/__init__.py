@@ -39,6 +39,7 @@ from goldiprox.holdout import train_holdout_model as train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
 from goldiprox.irreducible import describe as describe
 from goldiprox.loop import evaluate_on as evaluate_on
+from goldiprox.materialize import materialize as materialize
 from goldiprox.models import build as build
 from goldiprox.optim import TrainingConfig as TrainingConfig
 from goldiprox.receipts import receipt as receipt
