@@ -74,9 +74,18 @@ def select_all(folder: Path, group) -> dict:
     recording, proxy = recorded(folder / "sharded.arrow", update="sharded", group=ranks)
     seen["weights"]["sharded"] = weights(proxy)
     seen["digests"]["uniform"] = recorded(folder / "uniform.arrow", acquisition=gp.uniform, group=ranks)[0].digest
+    seen["irreducible"] = table(ranks)
     seen["in a loop"] = loop(ranks)
     seen["refusals"] = refusals(folder / "refused", ranks) if ranks.size > 1 else {}
     return seen
+
+
+def table(ranks: Ranks | None) -> str:
+    """The digest of irreducible losses from two folds, over more examples than one pass takes."""
+    data = make_blobs(9_000)
+    split = gp.holdout_split(len(data), data.labels, holdout=0.0)
+    config = gp.HoldoutConfig(max_epochs=1, training=gp.TrainingConfig(lr=1e-2))
+    return gp.irreducible_losses(make_mlp, data, split, num_folds=2, config=config, group=ranks)[0].digest
 
 
 def loop(ranks: Ranks) -> dict:

@@ -116,6 +116,13 @@ def test_a_loop_of_ones_own_gets_slices_of_the_same_choice(selected, world_size)
     assert len(uneven) == len(set(uneven)) == KEEP
 
 
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_irreducible_losses_are_those_of_one_process(selected, world_size):
+    together, _ = selected(world_size)
+    alone = ranks_worker.table(None)
+    assert [seen["irreducible"] for seen in together] == [alone] * world_size
+
+
 def test_recorded_columns_are_those_of_all_ranks(selected):
     (_, one), (_, two) = selected(1), selected(2)
     alone, together = (gp.Sequence.open(folder / "norm.arrow") for folder in (one, two))

@@ -212,7 +212,7 @@ class Stages:
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
-    def irreducible(self) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
+    def irreducible(self, group: Any = None) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
         config = self.config
         name = config.il_model or config.proxy
@@ -232,6 +232,7 @@ class Stages:
                 on_step=on_step,
                 checkpoints=self._checkpoints("irreducible"),
                 extra_config={"il_model": name, "data": config.data.recorded()},
+                group=group,
             )
         self.ledger.stages["irreducible"] = cost
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)

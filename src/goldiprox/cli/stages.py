@@ -31,13 +31,22 @@ def irreducible(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    rank_timeout: RankTimeout = RANK_SECONDS,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
-    with _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every) as checkpoints:
-        stages = Stages(config, progress=_progress(json), checkpoints=checkpoints)
-        table, _, summary = stages.irreducible()
-        path = table.save(out_file, force=force or checkpoints.continues)
+    with (
+        started_ranks(config.device, rank_timeout) as ranks,
+        _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
+    ):
+        first = ranks is None or ranks.rank == 0
+        stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
+        table, _, summary = stages.irreducible(ranks)
+        if first:
+            table.save(out_file, force=force or checkpoints.continues)
+    if not first:
+        return None
+    path = out_file
     losses = table.values[table.ids]
     result = {
         "irreducible": {
