@@ -113,7 +113,7 @@ class Ranks:
         try:
             collective()
         except RuntimeError as e:  # what torch raises for a closed connection and for a time-out
-            raise RankLost(self._pulse.missing(), self.size, str(e).splitlines()[0]) from e
+            raise RankLost(self._pulse.missing(), self.size, str(e).partition(". ")[0].splitlines()[0]) from e
 
     def pool(self, ids: Tensor, values: Mapping[str, Tensor], rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The ids of every rank and what is known of them, one after another.
