@@ -18,6 +18,12 @@ from goldiprox.loop import evaluate_on
 STEPS = 24
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What these tests break off is Python, not the machine."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
 class Killed(BaseException):
     """What no code catches: the nearest thing to SIGKILL within one process."""
 
@@ -56,6 +62,23 @@ def momentum(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+class Augmented(torch.utils.data.Dataset):
+    """Draws while it is read."""
+
+    def __init__(self, data):
+        self.data, self.targets = data, data.y
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, id):
+        x, y = self.data[id]
+        return x + 0.1 * torch.randn(2) + np.random.normal(), y  # noqa: NPY002
+
+    def fingerprint(self):
+        return "blobs, augmented"
+
+
 CASES = {
     "plain": {},
     "dropout": {"model": dropout_mlp},
@@ -63,6 +86,13 @@ CASES = {
     "cosine": {"config": gp.TrainingConfig(schedule="cosine")},
     "another optimiser": {"optimizer": momentum},
     "two loading processes": {"num_workers": 2},
+    "augmented": {"data": Augmented(make_blobs()), "acquisition": gp.loss, "irreducible": None},
+    "augmented in two loading processes": {
+        "data": Augmented(make_blobs()),
+        "acquisition": gp.loss,
+        "irreducible": None,
+        "num_workers": 2,
+    },
     "loss and columns": {"acquisition": gp.loss, "columns": ("score", "loss")},
     "gumbel": {"rule": gp.gumbel_top_k(1.0)},
     "bald": {"model": dropout_mlp, "acquisition": gp.bald},
@@ -73,13 +103,13 @@ CASES = {
 def record(data, out, folder, *, model=make_mlp, every=0.0, stop=lambda: False, **settings):
     """A recording with checkpoints: (recording, weights, evaluations as they were handed out)."""
     proxy, lines = model(), []
-    given = {"irreducible": make_irreducible(data), "candidates": 32, "keep": 8, "steps": STEPS, **settings}
+    given = {"irreducible": make_irreducible(make_blobs()), "candidates": 32, "keep": 8, "steps": STEPS, **settings}
     with gp.Checkpoints(folder, every=every, stop=stop) as checkpoints:
         recording = gp.record(
             proxy,
             data,
             out=out,
-            evaluate=evaluate_on(data),
+            evaluate=evaluate_on(make_blobs()),
             eval_every=7,
             on_record=lines.append,
             checkpoints=checkpoints,
@@ -112,7 +142,8 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize(("name", "in_memory"), [*((name, False) for name in CASES), ("dropout", True)])
 def test_a_recording_goes_on_as_if_nothing_had_happened(name, in_memory, tmp_path):
-    data, case = make_blobs(), CASES[name]
+    case = CASES[name].copy()
+    data = case.pop("data", make_blobs())
     paths = [None, None] if in_memory else [tmp_path / "whole.arrow", tmp_path / "broken.arrow"]
     whole = record(data, paths[0], tmp_path / "whole.checkpoint", **case)
     for at in (5, 5, 17, STEPS):
@@ -161,7 +192,6 @@ def test_what_was_killed_before_its_first_checkpoint_begins_anew(every, tmp_path
     whole = record(blobs, tmp_path / "w.arrow", tmp_path / "w")
     with pytest.raises(Killed):
         record(blobs, tmp_path / "s.arrow", tmp_path / "c", on_step=killer(1), every=every)
-    (tmp_path / "c").mkdir(exist_ok=True)  # which a SIGKILL leaves, and an error does not
     assert_same(whole, record(blobs, tmp_path / "s.arrow", tmp_path / "c"))
 
 
@@ -327,6 +357,24 @@ class TestRefused:
     def test_a_negative_interval(self, tmp_path):
         with pytest.raises(gp.ConfigError, match="give 0"):
             gp.Checkpoints(tmp_path / "c", every=-1)
+
+
+def test_an_error_before_the_first_checkpoint_leaves_no_folder(tmp_path, blobs):
+    def failing(step, latest):
+        raise gp.DataError("no")
+
+    with pytest.raises(gp.DataError):
+        record(blobs, tmp_path / "s.arrow", tmp_path / "c", on_step=failing, every=1e9)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_folder_that_vanishes_does_not_hide_the_error(tmp_path, blobs):
+    def vanishing(step, latest):
+        shutil.rmtree(tmp_path / "c")
+        raise gp.DataError("no")
+
+    with pytest.raises(gp.DataError, match="no"):
+        record(blobs, None, tmp_path / "c", on_step=vanishing)
 
 
 class TestDamaged:

@@ -121,6 +121,26 @@ def test_labels_outside_the_classes_name_the_examples():
         gp.TensorData(torch.zeros(5, 2), y)
 
 
+class Noisy(Items):
+    def __getitem__(self, id):
+        return torch.randn(2) + np.random.normal(), id  # noqa: NPY002
+
+
+def test_what_a_data_set_draws_depends_on_the_batch_alone(global_state):
+    data, ids = Noisy(range(60)), np.arange(60).reshape(6, 10)
+
+    def batches(**options):
+        return [batch.x for batch in iterate(data, ids[options.get("first", 0) :], device="cpu", **options)]
+
+    whole = torch.stack(batches())
+    assert len(whole.unique()) == whole.numel()
+    assert torch.equal(whole, torch.stack(batches(num_workers=2)))
+    assert torch.equal(whole[4:], torch.stack(batches(first=4)))
+    assert torch.equal(whole[3:], torch.stack(batches(first=3, num_workers=2)))
+    assert not torch.equal(whole, torch.stack(batches(seed=1)))
+    assert global_state()
+
+
 class TestFingerprint:
     def test_is_the_same_for_the_same_data_and_on_every_machine(self):
         data = gp.TensorData(torch.arange(12, dtype=torch.uint8).view(4, 3), torch.tensor([0, 1, 0, 1]), num_classes=2)

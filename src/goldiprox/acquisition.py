@@ -180,7 +180,7 @@ def bald(c: Candidates, num_samples: int = 10) -> Float[Tensor, " n"]:
     Houlsby et al. 2011; Gal et al. 2017. Needs a model with dropout layers.
     """
     log_probs = c.mc_log_probs(num_samples)
-    mean = log_probs.logsumexp(0) - torch.tensor(float(num_samples), device=log_probs.device).log()
+    mean = log_probs.logsumexp(0) - math.log(num_samples)  # a tensor made here could not be part of a CUDA graph
     return -(mean.exp() * mean).sum(-1) + (log_probs.exp() * log_probs).sum(-1).mean(0)
 
 

@@ -4,6 +4,7 @@ A checkpoint is a folder ``step-<n>`` with ``state.json`` and ``state.safetensor
 name, synced and renamed; only then is the one before removed. Nothing in it can run code when it is read.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -101,6 +102,7 @@ class Checkpoints:
         check_folder(self.folder)
         self._lock = GrowingFile(self.folder / _LOCK, create=True)
         try:
+            shutil.rmtree(self._removed, ignore_errors=True)  # where the process was killed over it
             if self._force:
                 self._clear()
             self.continues = began and not self._force
@@ -110,14 +112,21 @@ class Checkpoints:
             raise
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._saves:
             return
         assert self._lock is not None
+        failed = kind is not None and issubclass(kind, Exception) and kind is not Interrupted
         # What failed before it was ever saved needs no continuing, and must not stand in the way of another try.
-        if kind is None or not (kind is Interrupted or self.continues or any(self.folder.rglob("step-*"))):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if kind is None or (failed and not self.continues and not any(self.folder.rglob("step-*"))):
+            with contextlib.suppress(OSError):  # where somebody has removed it
+                self.folder.rename(self._removed)  # in one step: half a folder could be taken for another run's
+            shutil.rmtree(self._removed, ignore_errors=True)
         self._lock.close()
+
+    @property
+    def _removed(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".removed")
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():

@@ -148,8 +148,9 @@ def train_holdout_model(
         for epoch in range(start // per_epoch, config.max_epochs):
             if epoch * per_epoch >= start and best.converged:
                 return
-            rest = epoch_ids(epoch)[max(start - epoch * per_epoch, 0) :]
-            yield from iterate(data, rest, device=device, num_workers=num_workers, seed=seed)
+            first = max(start, epoch * per_epoch)
+            rest = epoch_ids(epoch)[first - epoch * per_epoch :]
+            yield from iterate(data, rest, device=device, num_workers=num_workers, seed=seed, first=first)
 
     def rows(first: int, count: int) -> Tensor:
         epoch, row = divmod(first, per_epoch)

@@ -3,8 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from goldiprox.data import TensorData, load
+import numpy as np
+
+from goldiprox.data import Source, TensorData, load
 from goldiprox.data.corruption import NoiseKind, Truth, add_white_noise, corrupt_labels, duplicate
+from goldiprox.data.sources import Divided
 from goldiprox.split import Split, holdout_split
 
 
@@ -16,7 +19,8 @@ class DataConfig:
         data: A built-in name, a folder, or ``package.module:callable``.
         data_dir: Where data sets lie.
         data_seed: Of split and damage; not the seed of training.
-        holdout: The share of the base data set that is held out.
+        holdout: The share of the base data set that is held out. Data that comes divided (``qmnist``, ``cinic10``)
+            keeps its own division; 0 leaves its holdout out.
         noise: The share of the training side whose labels are corrupted.
         noise_kind: ``uniform``, ``class`` or ``instance``.
         holdout_noise: The share of the holdout whose labels are corrupted, likewise.
@@ -50,12 +54,16 @@ class Prepared:
     truth: Truth
 
 
-def prepare(config: DataConfig) -> Prepared:
-    """Loads, splits and damages."""
-    source = load(config.data, config.data_dir)
+def prepare(config: DataConfig, source: Source | None = None) -> Prepared:
+    """Loads, splits and damages.
+
+    Args:
+        config: Which data, and what is done to it.
+        source: The data where it is loaded already: several seeds need it once.
+    """
+    source = source or load(config.data, config.data_dir)
     data, seed = source.train, config.data_seed
-    labels = data.labels if data.num_classes is not None else None
-    split = holdout_split(len(data), labels, holdout=config.holdout, seed=seed)
+    split = _split(source, config)
     truth = Truth.of(data)
     if config.noise:
         data, truth = corrupt_labels(data, truth, split.train, config.noise, kind=config.noise_kind, seed=seed)
@@ -69,6 +77,16 @@ def prepare(config: DataConfig) -> Prepared:
     if config.duplicates:
         data, truth = duplicate(data, truth, split.train, config.duplicates, seed=seed)
     return Prepared(config, data, source.test, split, truth)
+
+
+def _split(source: Source, config: DataConfig) -> Split:
+    """The data set's own division where it has one, else a stratified draw."""
+    data = source.train
+    if isinstance(source, Divided):
+        train = np.setdiff1d(np.arange(len(data)), source.holdout)
+        return Split(train, source.holdout if config.holdout else train[:0])
+    labels = data.labels if data.num_classes is not None else None
+    return holdout_split(len(data), labels, holdout=config.holdout, seed=config.data_seed)
 
 
 def differences(recorded: Any, current: DataConfig) -> str:

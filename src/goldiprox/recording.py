@@ -312,7 +312,8 @@ class Job:
         )
 
     def _batches(self) -> Iterable[Batch] | Feed:
-        load = partial(iterate, self.data, device=self.device, num_workers=self.num_workers, seed=self.seed)
+        loading = {"num_workers": self.num_workers, "seed": self.seed, "first": self.start}
+        load = partial(iterate, self.data, device=self.device, **loading)
         if self.by_id:
             chosen = choose_by_id(self.select, self.proxy, self.sampler)
             rest = chosen[self.start :]

@@ -86,7 +86,7 @@ def replay(
     start = saved.step if saved else 0
     # By step, not by iterating: a sequence that was peeked at or stopped in the middle starts at its beginning.
     batch_ids = (sequence[step] for step in range(start, len(sequence)))
-    batches = iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed)
+    batches = iterate(data, batch_ids, device=device, num_workers=num_workers, seed=seed, first=start)
     resident = on_device(data, device, num_workers)
 
     def rows(first: int, count: int) -> Tensor:

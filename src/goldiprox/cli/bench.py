@@ -48,15 +48,19 @@ def bench(
     unknown = [name for name in wanted if name not in every and not (name == "profile" and on_gpu)]
     if unknown:
         raise UnknownName("benchmark", unknown[0], [*groups, *every, *(["profile"] if on_gpu else [])])
-    measured, profiles = [], []
+    measured, profiles, failed = [], [], {}
     for name in wanted:
         if name == "profile":
             profiles = _profiles(json)
             continue
-        for measurement in every[name]():
-            measured.append(measurement)
-            if not json:
-                out.print(_line(measurement), highlight=False)
+        try:
+            for measurement in every[name]():
+                measured.append(measurement)
+                if not json:
+                    out.print(_line(measurement), highlight=False)
+        except RuntimeError as e:  # what was measured is not to be lost with it
+            failed[name] = str(e).splitlines()[0]
+            out.print(f"{name} failed: {failed[name]}", highlight=False, markup=False)
     result = {
         "command": "goldiprox " + " ".join(sys.argv[1:]),
         "machine": _machine(on_gpu),
@@ -64,6 +68,7 @@ def bench(
         "repeats": repeats,
         "measurements": [m.as_dict() for m in measured],
         "profiles": profiles,
+        "failed": failed,
     }
     if report:
         write_atomically(report.with_suffix(".json"), (json_module.dumps(result, indent=2) + "\n").encode())
@@ -73,8 +78,8 @@ def bench(
     else:
         out.print(table(f"{_machine(on_gpu)}, torch {torch.__version__}", _HEAD, [_row(m) for m in measured]))
     missed = [m.name for m in measured if m.is_met is False]
-    if check and missed:
-        out.print(f"missed: {'; '.join(missed)}")
+    if failed or (check and missed):
+        out.print(f"missed: {'; '.join(missed)}; failed: {'; '.join(failed)}", markup=False)
         raise typer.Exit(1)
 
 
@@ -136,6 +141,7 @@ def _markdown(result: dict[str, Any], measured: list[Measurement]) -> str:
     for m in measured:
         notes = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in m.notes.items())
         lines.append(f"| {' | '.join(_row(m))} | {notes} |")
+    lines += ["", *(f"{name} failed: {why}" for name, why in result["failed"].items())]
     for profile in result["profiles"]:
         lines += [
             "",

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from goldiprox.data.resident import TensorData
 from goldiprox.errors import DataError
+from goldiprox.randomness import derive, seeded
 
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -128,15 +129,20 @@ def iterate(
     device: torch.device | str,
     num_workers: int | None = None,
     seed: int = 0,
+    first: int = 0,
 ) -> Iterator[Batch]:
     """The batches of these ids, on the device: sliced where the data is resident, else through a DataLoader.
+
+    What a data set draws itself (augmentation) depends on the seed and on the number of the batch: not on how many
+    processes load, nor on whether the batches before were loaded.
 
     Args:
         data: `TensorData`, or any map-style data set.
         batch_ids: For each batch, its ids (list, array or tensor).
         device: Where the batches go.
         num_workers: Processes that load. None: slice `TensorData` directly, load other data in this process.
-        seed: For the workers' own generators.
+        seed: Of what the data set draws.
+        first: The number of the first batch.
     """
     if isinstance(data, WithIds) and data.is_plain:
         data = data.dataset
@@ -150,8 +156,8 @@ def iterate(
         data = data.to("cpu")  # loading processes hand over memory of the host
     with_ids = data if isinstance(data, WithIds) else WithIds(data)
     loader = DataLoader(
-        with_ids,
-        batch_sampler=_AsLists(batch_ids),
+        _Drawing(with_ids, seed),
+        batch_sampler=_Numbered(batch_ids, first),
         num_workers=num_workers or 0,
         pin_memory=torch.device(device).type == "cuda",
         # Without a generator of its own the loader would draw from the global one.
@@ -182,12 +188,24 @@ def _ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         yield batch
 
 
-class _AsLists:
-    """Ids of any kind as the lists of ints that loaders pass on."""
+class _Numbered:
+    """The number of every batch, and its ids as the list of ints that loaders pass on."""
 
-    def __init__(self, batch_ids: Iterable[Any]):
-        self.batch_ids = batch_ids
+    def __init__(self, batch_ids: Iterable[Any], first: int):
+        self.batch_ids, self.first = batch_ids, first
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for ids in self.batch_ids:
-            yield torch.as_tensor(ids).tolist()
+    def __iter__(self) -> Iterator[list[Any]]:
+        for number, ids in enumerate(self.batch_ids, self.first):
+            yield [number, torch.as_tensor(ids).tolist()]
+
+
+class _Drawing(Dataset):
+    """Whole batches of a data set, each with its own draws."""
+
+    def __init__(self, dataset: WithIds, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __getitems__(self, numbered: list[Any]) -> list[Batch]:
+        number, ids = numbered
+        with seeded(derive("loading", self.seed, number)):
+            return [self.dataset[id] for id in ids]

@@ -1,4 +1,4 @@
-"""Where data comes from: embedded, Parquet image sets, or the user's own function."""
+"""Where data comes from: embedded, Parquet image sets, published files, or the user's own function."""
 
 import importlib.util
 import os
@@ -11,6 +11,7 @@ import pyarrow.csv as csv
 import torch
 
 from goldiprox.data.parquet import read_images
+from goldiprox.data.published import read_cinic10, read_qmnist
 from goldiprox.data.resident import TensorData, as_resident
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra
 from goldiprox.randomness import derive
@@ -22,6 +23,22 @@ class Source(NamedTuple):
 
     train: TensorData
     test: TensorData
+
+
+class Divided(Source):
+    """A data set that comes with a division of its own.
+
+    Attributes:
+        holdout: The ids of the base data set that are held out.
+    """
+
+    holdout: np.ndarray
+
+    @classmethod
+    def of(cls, train: TensorData, test: TensorData, holdout: np.ndarray) -> "Divided":
+        source = cls(train, test)
+        source.holdout = holdout
+        return source
 
 
 MNIST_STATS = {"mean": (0.1307,), "std": (0.3081,)}
@@ -64,7 +81,23 @@ def cifar10(data_dir: Path | None = None) -> Source:
     return parquet_folder(_find("cifar10", data_dir), name="cifar10", **CIFAR10_STATS)
 
 
-SOURCES: dict[str, Callable[[Path | None], Source]] = {"mnist5k": mnist5k, "mnist": mnist, "cifar10": cifar10}
+def qmnist(data_dir: Path | None = None) -> Source:
+    """QMNIST from its published files: 60,000 to train on, 50,000 held out, MNIST's 10,000 for testing."""
+    return Divided.of(*read_qmnist((data_dir or Path()) / "qmnist", **MNIST_STATS))
+
+
+def cinic10(data_dir: Path | None = None) -> Source:
+    """CINIC-10 from its published folders: 90,000 to train on, 90,000 held out, 90,000 for testing."""
+    return Divided.of(*read_cinic10((data_dir or Path()) / "cinic10"))
+
+
+SOURCES: dict[str, Callable[[Path | None], Source]] = {
+    "mnist5k": mnist5k,
+    "mnist": mnist,
+    "qmnist": qmnist,
+    "cifar10": cifar10,
+    "cinic10": cinic10,
+}
 
 
 def parquet_folder(

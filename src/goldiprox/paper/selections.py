@@ -1,0 +1,111 @@
+"""What a run of the paper selects by, and what is looked at on the way."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from goldiprox.acquisition import ACQUISITIONS, Acquisition, Candidates, bald, uniform
+from goldiprox.data import TensorData, iterate
+from goldiprox.forward import Precision, call, device_of, in_precision
+from goldiprox.holdout import Checkpoint
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.loop import Evaluate
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A model that trains on what it selects.
+
+    Attributes:
+        model: Its name.
+        acquisition: Scores candidates.
+        epochs: Passes over the candidates.
+        rule: Turns scores into a choice.
+        dropout: Of the model.
+        lr: Its learning rate.
+        schedule: Of the learning rate.
+        num_samples: Of BALD: dropout masks.
+        warm_up: Epochs of uniform choice before the acquisition decides.
+        il_model: The holdout model; by default of the model's kind.
+        checkpoint: Of the holdout model.
+        compares: Keep reducible losses of a fixed set of candidates, and the sequence.
+    """
+
+    model: str
+    acquisition: str
+    epochs: int
+    rule: str = "top_k"
+    dropout: float = 0.0
+    lr: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    num_samples: int = 10
+    warm_up: int = 0
+    il_model: str | None = None
+    checkpoint: Checkpoint = "inner"
+    compares: bool = False
+
+    @property
+    def needs_table(self) -> bool:
+        return self.acquisition in ("reducible_loss", "irreducible_loss") or self.compares
+
+
+class Warmed:
+    """An acquisition that chooses uniformly during the first steps.
+
+    Args:
+        acquisition: Decides afterwards.
+        steps: How many are uniform.
+    """
+
+    def __init__(self, acquisition: Acquisition, steps: int):
+        self.acquisition, self.steps = acquisition, steps
+        self.__name__ = getattr(acquisition, "__name__", "acquisition")
+
+    def __call__(self, c: Candidates) -> Tensor:
+        step = torch.as_tensor(c.step, device=c.ids.device)  # a CUDA graph counts on the device
+        return torch.where(step < self.steps, uniform(c), self.acquisition(c))
+
+
+@dataclass
+class Snapshots:
+    """Evaluates on the test set, and keeps the reducible losses of the same candidates every time.
+
+    Attributes:
+        evaluate: On the test set.
+        data: The base data set.
+        ids: The candidates, a multiple of what one step scores.
+        size: How many one step scores: BatchNorm sees as many here.
+        irreducible: Their table.
+        precision: As in training.
+    """
+
+    evaluate: Evaluate
+    data: TensorData
+    ids: Tensor
+    size: int
+    irreducible: IrreducibleLosses
+    precision: Precision
+    taken: list[np.ndarray] = field(default_factory=list)
+
+    def __call__(self, model: nn.Module) -> Mapping[str, float]:
+        device = device_of(model)
+        forward = in_precision(call, self.precision)
+        parts = []
+        for batch in iterate(self.data, self.ids.split(self.size), device=device):
+            scored = Candidates(model, batch, keep=1, irreducible=self.irreducible, forward=forward)
+            parts.append((scored.loss - scored.irreducible).cpu())
+        self.taken.append(torch.cat(parts).numpy())
+        return self.evaluate(model)
+
+
+def acquisition_of(selection: Selection, per_epoch: int) -> Acquisition:
+    """What scores candidates, with its settings."""
+    acquisition = ACQUISITIONS[selection.acquisition]
+    if acquisition is bald:
+        acquisition = functools.update_wrapper(functools.partial(bald, num_samples=selection.num_samples), bald)
+    return Warmed(acquisition, selection.warm_up * per_epoch) if selection.warm_up else acquisition
