@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from goldiprox import artifacts, messages
+from goldiprox import artifacts, lazy, messages
 from goldiprox.artifacts import Header, Table, TableWriter
 from goldiprox.errors import (
     ConfigError,
@@ -59,15 +59,22 @@ def test_ids_take_the_smallest_type_that_fits(length, type_):
     assert artifacts.id_type(length) == type_
 
 
+@pytest.fixture(params=["checked on opening", "checked when read"])
+def eagerness(request, monkeypatch):
+    """Small files as they are opened, and as large ones are."""
+    if request.param == "checked when read":
+        monkeypatch.setattr(lazy, "EAGER_BYTES", 0)
+
+
 def opened(path: Path, *, partial: bool = False) -> list[int] | None:
     """The ids of a file, or None where that is refused."""
     try:
-        return Table.open(path, kind="sequence", partial=partial).column("id").tolist()
+        return lazy.open_table(path, kind="sequence", partial=partial).column("id").tolist()
     except (CorruptFile, UnsupportedFormat):
         return None
 
 
-def test_every_prefix_gives_an_intact_beginning_or_an_error(tmp_path):
+def test_every_prefix_gives_an_intact_beginning_or_an_error(tmp_path, eagerness):
     ids = [7, 8, 9, 10, 11, 12]
     content = write(tmp_path / "a.arrow", ids[:2], ids[2:4], ids[4:]).read_bytes()
     cut = tmp_path / "cut.arrow"
@@ -82,7 +89,7 @@ def test_every_prefix_gives_an_intact_beginning_or_an_error(tmp_path):
     assert found == {0, 2, 4, 6}
 
 
-def test_every_flipped_bit_gives_an_intact_beginning_or_an_error(tmp_path):
+def test_every_flipped_bit_gives_an_intact_beginning_or_an_error(tmp_path, eagerness):
     ids = [7, 8, 9, 10]
     content = write(tmp_path / "a.arrow", ids[:2], ids[2:]).read_bytes()
     flipped = tmp_path / "flipped.arrow"

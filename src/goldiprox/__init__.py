@@ -28,6 +28,7 @@ from goldiprox.errors import NonFiniteError as NonFiniteError
 from goldiprox.errors import OutputExists as OutputExists
 from goldiprox.errors import OutputInUse as OutputInUse
 from goldiprox.errors import OutputNotWritable as OutputNotWritable
+from goldiprox.errors import RankLost as RankLost
 from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
@@ -38,6 +39,7 @@ from goldiprox.holdout import train_holdout_model as train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
 from goldiprox.irreducible import describe as describe
 from goldiprox.loop import evaluate_on as evaluate_on
+from goldiprox.materialize import materialize as materialize
 from goldiprox.models import build as build
 from goldiprox.optim import TrainingConfig as TrainingConfig
 from goldiprox.receipts import receipt as receipt
@@ -50,6 +52,8 @@ from goldiprox.selection import mix as mix
 from goldiprox.selection import top_k as top_k
 from goldiprox.sequence import Sequence as Sequence
 from goldiprox.sequence import SequenceWriter as SequenceWriter
+from goldiprox.sharded import load_training as load_training
+from goldiprox.sharded import save_training as save_training
 from goldiprox.split import Split as Split
 from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold

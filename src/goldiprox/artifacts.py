@@ -4,6 +4,7 @@ A file grows under ``<name>.partial`` and gets its name when it is complete, so 
 whole, and `force` replaces an older file only when the new one is. docs/formats.md describes every byte.
 """
 
+import bisect
 import itertools
 import json
 import math
@@ -260,9 +261,11 @@ class Table:
         complete: Whether it has its end mark.
         grows: Whether more rows may come, which `wait` waits for.
         on_wait: Called while it waits; may raise.
+        check_part: Called with a part before its first value is given, by tables that read parts late; may raise.
     """
 
     grows = False
+    check_part: Callable[[Any], None] = staticmethod(lambda part: None)  # noqa: ARG005
     on_wait: Callable[[], None] | None = None
 
     def __init__(self, path: Path, header: Header, parts: Iterable[Rows], *, complete: bool):
@@ -271,6 +274,7 @@ class Table:
         self.complete = complete
         self.parts = list(parts)
         self.num_rows = sum(p.num_rows for p in self.parts)
+        self._starts = [0]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, kind: str, partial: bool = False) -> "Table":
@@ -295,8 +299,20 @@ class Table:
 
     def column(self, name: str) -> np.ndarray:
         """All values of a column (without a copy when the file has one record batch)."""
-        values = [p.columns[name] for p in self.parts]
+        values = [p.values(name, 0, p.num_rows) for p in self.parts]
         return values[0] if len(values) == 1 else np.concatenate([np.empty(0, self.header.columns[name]), *values])
+
+    def rows(self, name: str, first: int, end: int) -> np.ndarray:
+        """Some values of a column."""
+        for part in self.parts[len(self._starts) - 1 :]:
+            self._starts.append(self._starts[-1] + part.num_rows)
+        found = []
+        number = bisect.bisect_right(self._starts, first) - 1
+        while first < end:
+            offset = first - self._starts[number]
+            found.append(self.parts[number].values(name, offset, offset + end - first))
+            first, number = first + len(found[-1]), number + 1
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.header.columns[name]), *found])
 
     def wait(self, num_rows: int | None = None) -> None:
         """Returns when so many rows (None: all) are there: at once, for a file that does not grow."""

@@ -9,6 +9,8 @@ import numpy as np
 from goldiprox.artifacts import TableWriter
 from goldiprox.errors import GoldiproxError
 
+GROWTH, MAX_ROWS = 32, 2**22
+
 
 class BufferedWriter:
     """Appends rows to a file, several appends to a record batch.
@@ -18,7 +20,7 @@ class BufferedWriter:
 
     Args:
         table: What it writes to.
-        flush_rows: Rows per record batch.
+        flush_rows: Rows per record batch; more as the file grows, so that a large one has few of them.
         flush_seconds: Rows wait no longer than this for the disk, while rows come.
     """
 
@@ -33,7 +35,8 @@ class BufferedWriter:
         """Adds rows; copied, for whoever made them may use their memory again."""
         self._waiting.append({name: np.array(values) for name, values in columns.items()})
         self._num_waiting += len(columns["id"])
-        if self._num_waiting >= self.flush_rows or time.monotonic() - self._flushed >= self.flush_seconds:
+        enough = max(self.flush_rows, min(self.table.num_rows // GROWTH, MAX_ROWS))
+        if self._num_waiting >= enough or time.monotonic() - self._flushed >= self.flush_seconds:
             self.flush()
 
     def flush(self) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from goldiprox.artifacts import check_folder, flat
 from goldiprox.errors import ConfigError, CorruptFile, FingerprintMismatch, Interrupted
+from goldiprox.ranks import Ranks
 from goldiprox.storage import GrowingFile, sync, sync_folder, write_atomically, writing
 
 SECONDS = 60.0
@@ -65,6 +66,8 @@ class Checkpoints:
             `irreducible_losses` compare by themselves.
         force: Start over, whatever is there.
         stop: Asked before every step: whether to save, and to end with the error `Interrupted`.
+        group: Of ``torch.distributed``, where several processes run together: rank 0 saves, all of them go on from
+            what it saved, so the folder must be one that all can read.
 
     Attributes:
         continues: Whether an earlier process began this run.
@@ -79,17 +82,22 @@ class Checkpoints:
         settings: Mapping[str, Any] | None = None,
         force: bool = False,
         stop: Callable[[], bool] = lambda: False,
+        group: Any = None,
     ):
         if not every >= 0:
             raise ConfigError(f"checkpoints every {every} seconds: give 0 (after every step) or more")
         self.folder, self.every, self.stop = Path(folder), every, stop
         self._settings, self._force = dict(settings or {}), force
         self._lock: GrowingFile | None = None
+        self._ranks = Ranks.of(group)
+        self._saves = self._ranks is None or self._ranks.rank == 0
         self.continues = False
         self.last: tuple[Path, int] | None = None
         self._time = time.monotonic()
 
     def __enter__(self) -> "Checkpoints":
+        if not self._saves:
+            return self
         began = is_unfinished(self.folder)
         check_folder(self.folder)
         self._lock = GrowingFile(self.folder / _LOCK, create=True)
@@ -105,6 +113,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._saves:
+            return
         assert self._lock is not None
         failed = kind is not None and issubclass(kind, Exception) and kind is not Interrupted
         # What failed before it was ever saved needs no continuing, and must not stand in the way of another try.
@@ -138,6 +148,16 @@ class Checkpoints:
             settings: What the run is made of. Where it differs from what was begun here, that is an error.
             device: Where tensors go that were saved from a device.
         """
+        if self._ranks is None:
+            return self._start(settings, device)
+        saved = self._start(settings, device) if self._saves else None
+        step = int(self._ranks.share(torch.tensor(saved.step if saved else -1, device=self._ranks.device)))
+        if saved or step < 0:
+            return saved
+        path = self.folder / f"step-{step}"
+        return Saved(path, step, _read(path, step, device))
+
+    def _start(self, settings: Mapping[str, Any], device: torch.device) -> Saved | None:
         if self._lock is None:
             raise ConfigError("open checkpoints first: with gp.Checkpoints(folder) as checkpoints: ...")
         with writing(self.folder):
@@ -189,11 +209,11 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self._time >= self.every
+        return self._saves and time.monotonic() - self._time >= self.every
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Makes this the latest checkpoint; when it returns, that is on the disk."""
-        if self.last is not None and self.last[1] == step:
+        if not self._saves or (self.last is not None and self.last[1] == step):
             return
         path = self.folder / f"step-{step}"
         partial = path.with_name(path.name + ".partial")

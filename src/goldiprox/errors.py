@@ -5,7 +5,7 @@ wrong, with the values, then the remedy.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -65,6 +65,23 @@ class OutputInUse(GoldiproxError, BlockingIOError):
 
 class WriterGone(GoldiproxError, TimeoutError):
     """A file that is not complete, and that nobody writes any more."""
+
+
+class RankLost(GoldiproxError, ConnectionError):
+    """A process of the group that died or hangs, so that the others cannot go on.
+
+    Attributes:
+        ranks: Which, as far as that is known.
+    """
+
+    def __init__(self, missing: Mapping[int, str], size: int, cause: str):
+        self.ranks = sorted(missing)
+        named = "; ".join(f"rank {rank} of {size} {why}" for rank, why in sorted(missing.items()))
+        super().__init__(
+            f"{named or f'a collective of {size} ranks failed, and all of them live'} ({cause}). What was recorded so "
+            f"far is kept; see the messages of that rank, and start all ranks again: with checkpoints they go on from "
+            f"the last one (--resume)"
+        )
 
 
 class MissingFile(GoldiproxError, FileNotFoundError):

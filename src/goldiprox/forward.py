@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from goldiprox.data import Batch, TensorData, labels_of, map_tensors, unwrap
-from goldiprox.errors import DataError, GoldiproxError, ModelMismatch, some
+from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, some
 from goldiprox.randomness import preserved
 
 PerExampleLoss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -180,3 +180,12 @@ def _shapes(value: Any) -> str:
 
 def _first_line(e: Exception) -> str:
     return str(e).splitlines()[0] if str(e) else type(e).__name__
+
+
+def require_no_running_stats(model: nn.Module, mode: str) -> None:
+    """Raises where scoring would leave another model on every rank."""
+    if mode == "train" and any(getattr(m, "track_running_stats", False) for m in model.modules()):
+        raise ConfigError(
+            "mode='train' changes BatchNorm's running statistics while scoring, on every rank by other candidates, so "
+            "that the ranks' models drift apart; use mode='train_frozen_stats' or 'eval'"
+        )

@@ -30,6 +30,7 @@ from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded, shuffle
+from goldiprox.ranks import Ranks
 from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
@@ -245,7 +246,7 @@ def score(
         batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
         num_workers: Loading processes, for data that is not resident.
     """
-    size = batch_size or (8192 if device_of(il_model).type == "cuda" else 2048)
+    size = batch_size or _passes_of(il_model)
     parts, done = [], 0
     while done < len(ids):
         try:
@@ -263,6 +264,30 @@ def score(
     return torch.cat(parts).cpu() if parts else torch.empty(0)
 
 
+def score_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
+    """What `score` gives, each rank having scored a share: whole passes, so that every pass is one that `score` makes.
+
+    Args:
+        ranks: Every one of them calls this, with the same model.
+        il_model: The model.
+        data: The base data set.
+        ids: The examples to score, over all ranks.
+        settings: As for `score`, without `batch_size`.
+    """
+    size = _passes_of(il_model)
+    num_passes = -(-len(ids) // size)
+    ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
+    parts = np.split(ids, ends[:-1])
+    rows = max(len(part) for part in parts)
+    mine = score(il_model, data, parts[ranks.rank], batch_size=size, **settings)
+    everyone = ranks.gather(nn.functional.pad(mine, (0, rows - len(mine))).to(ranks.device)).cpu()
+    return torch.cat([losses[: len(part)] for losses, part in zip(everyone, parts, strict=True)])
+
+
+def _passes_of(il_model: nn.Module) -> int:
+    return 8192 if device_of(il_model).type == "cuda" else 2048
+
+
 def irreducible_losses(
     make_model: Callable[[int], nn.Module],
     data: Any,
@@ -278,6 +303,7 @@ def irreducible_losses(
     on_step: OnStep | None = None,
     checkpoints: Checkpoints | None = None,
     extra_config: dict[str, Any] | None = None,
+    group: Any = None,
 ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
     """Trains the holdout model(s) and scores the training side.
 
@@ -298,6 +324,8 @@ def irreducible_losses(
         on_step: Called after every training step, or every few.
         checkpoints: Where to save how far it is; the same call goes on from there.
         extra_config: Recorded in the table's header.
+        group: Of ``torch.distributed``: every rank makes this call, and scores a share of the training side. The table
+            is the same on all, and the same as from one process.
 
     Returns:
         The table, the models, how each went, and the bill.
@@ -311,10 +339,13 @@ def irreducible_losses(
     else:
         split.require_holdout()
         parts = [(split.holdout, split.train)]
+    ranks = Ranks.of(group)
     values = torch.full((len(unwrap(data)),), torch.nan)
     models, reports, total = [], [], Cost()
     for number, (learn, target) in enumerate(parts):
         model = make_model(number)
+        if ranks:
+            ranks.same_weights(model)
         report = train_holdout_model(
             model,
             data,
@@ -337,7 +368,8 @@ def irreducible_losses(
         else:
             lowered = in_precision(forward, config.training.precision)
             with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-                losses = score(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
+                scoring = score if ranks is None else functools.partial(score_together, ranks)
+                losses = scoring(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
         if scores:
             scores.save(len(target), {"losses": losses})
         total.add(report.rate, scored=len(target))

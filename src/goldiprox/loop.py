@@ -13,7 +13,7 @@ from torch import nn
 from goldiprox.checkpoint import Checkpoints, Saved
 from goldiprox.data import Batch, iterate, unwrap
 from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer, on_device
-from goldiprox.errors import ConfigError, Interrupted, NonFiniteError, UnknownName, WriterGone
+from goldiprox.errors import ConfigError, Interrupted, NonFiniteError, RankLost, UnknownName, WriterGone
 from goldiprox.forward import (
     Forward,
     PerExampleLoss,
@@ -284,6 +284,7 @@ def _drive(runs: Sequence[_Run], engine: Engine) -> None:
             _save(runs[0], engine)
     except (
         Interrupted,
+        RankLost,
         WriterGone,
     ) as e:  # before a step, or while its ids were waited for: all steps so far are whole
         if checkpoints:

@@ -9,7 +9,7 @@ import itertools
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,33 @@ class Rows:
     columns: Mapping[str, np.ndarray]
     num_rows: int
     end: int
+    seal: int
+
+    def values(self, name: str, first: int, end: int) -> np.ndarray:
+        """Some values of a column, not copied."""
+        return self.columns[name][first:end]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a record batch lies, as it says itself: nothing of this is checked yet.
+
+    Attributes:
+        start: Where its message begins.
+        digits: Where those of its seal begin.
+        starts: Where the values of each column begin.
+        end: Where the next message begins.
+        first_row: The number of rows before it.
+        num_rows: How many.
+        seal: What its digits say.
+    """
+
+    start: int
+    digits: int
+    starts: Mapping[str, int]
+    end: int
+    first_row: int
+    num_rows: int
     seal: int
 
 
@@ -103,19 +130,53 @@ def decode_rows(content: memoryview, start: int, columns: Mapping[str, str], fir
         seal: That of what lies before it.
     """
     fields, digits, body = _metadata(content, start)
+    num_rows, starts, end = _layout(fields, body, columns, first_row, len(content))
+    seal = _check(content, start, digits, end, seal)
+    values = {name: np.frombuffer(content, t, num_rows, starts[name]) for name, t in columns.items()}
+    return Rows(values, num_rows, end, seal)
+
+
+def _layout(
+    fields: Mapping[str, Any], body: int, columns: Mapping[str, str], first_row: int, size: int
+) -> tuple[int, dict[str, int], int]:
+    """How many rows a batch has, where each column's values begin, and where the last one's end."""
     num_rows = fields.get("num_rows")
-    if fields.get("first_row") != first_row or type(num_rows) is not int or not 0 < num_rows <= len(content):
+    if fields.get("first_row") != first_row or type(num_rows) is not int or not 0 < num_rows <= size:
         raise Damage("it does not continue what lies before it")
     sizes = [-(-num_rows * np.dtype(t).itemsize // 8) * 8 for t in columns.values()]
     *starts, end = itertools.accumulate(sizes, initial=body)
-    if end > len(content):
+    if end > size:
         raise Damage("it is cut off")
-    seal = _check(content, start, digits, end, seal)
-    values = {
-        name: np.frombuffer(content, t, num_rows, offset)
-        for (name, t), offset in zip(columns.items(), starts, strict=True)
-    }
-    return Rows(values, num_rows, end, seal)
+    return num_rows, dict(zip(columns, starts, strict=True)), end
+
+
+def locate(
+    read: Callable[[int, int], bytes], size: int, start: int, columns: Mapping[str, str], first_row: int
+) -> Span:
+    """The record batch at `start`, found by what it says of itself; its values are not read.
+
+    Args:
+        read: (start, end) -> those bytes of the file, or as many as there are.
+        size: Of the file.
+        start: Where the batch begins.
+        columns: Name and type of every column.
+        first_row: The number of rows before it.
+    """
+    content = memoryview(read(start, start + 1024))
+    if (
+        len(content) >= _PREFIX.size
+        and 1024 - _PREFIX.size < (length := _PREFIX.unpack(content[:8])[1]) <= MAX_METADATA
+    ):
+        content = memoryview(read(start, start + _PREFIX.size + length))
+    fields, digits, body = _metadata(content, 0)
+    num_rows, starts, end = _layout(fields, start + body, columns, first_row, size)
+    try:
+        seal = int(bytes(content[digits : digits + 8]), 16)
+    except ValueError:
+        seal = -1
+    if content[digits : digits + 8] != b"%08x" % seal:  # other spellings of a number are no seals
+        raise Damage("it has no seal")
+    return Span(start, start + digits, starts, end, first_row, num_rows, seal)
 
 
 def decode_all(

@@ -1,5 +1,6 @@
 """Record a sequence with a proxy."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -25,10 +26,12 @@ from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
+from goldiprox.ranks import Ranks
 from goldiprox.selection import CandidateSampler, Rule, Selector
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
 from goldiprox.storage import partial_path
+from goldiprox.together import Together, Update
 
 
 @dataclass
@@ -78,6 +81,9 @@ def record(
     checkpoints: Checkpoints | None = None,
     extra_config: Mapping[str, Any] | None = None,
     parents: Mapping[str, str] | None = None,
+    group: Any = None,
+    pieces: int = 8,
+    update: Update = "replicated",
 ) -> Recording:
     """Trains a model on what it selects, and writes down what that was.
 
@@ -116,6 +122,10 @@ def record(
         checkpoints: Where to save how far it is.
         extra_config: Recorded in the file's header.
         parents: Digests of further files it was made from, for the header.
+        group: Of ``torch.distributed``: every rank makes this call and scores its share of the candidates; rank 0
+            writes. The sequence does not depend on how many ranks there are. See docs/scale.md.
+        pieces: With a group, how many passes candidates are scored in, over all ranks; a multiple of their number.
+        update: With a group, how the proxy trains, see `goldiprox.together.Update`.
     """
     job = Job(
         proxy,
@@ -146,6 +156,9 @@ def record(
         checkpoints=checkpoints,
         extra_config=extra_config,
         parents=parents,
+        group=group,
+        pieces=pieces,
+        update=update,
     )
     return record_jobs([job], engine)[0]
 
@@ -219,8 +232,13 @@ class Job:
     checkpoints: Checkpoints | None = None
     extra_config: Mapping[str, Any] | None = None
     parents: Mapping[str, str] | None = None
+    group: Any = None
+    pieces: int = 8
+    update: Update = "replicated"
 
     def __post_init__(self):
+        self.ranks = Ranks.of(self.group)
+        self.writes = self.ranks is None or self.ranks.rank == 0
         self.train_ids = _training_side(self.data, self.irreducible, self.acquisition, self.ids)
         if self.keep > self.candidates:
             raise ConfigError(
@@ -239,11 +257,19 @@ class Job:
             losses=self.config.losses(self.loss, self.forward) if self.config.compile else None,
             mode=self.mode,
             seed=self.seed,
+            group=self.ranks,
+            pieces=self.pieces,
+            columns=self.columns,
         )
-        self.header = self._header() if self.out is not None or self.checkpoints is not None else {}
+        described = self.out is not None or self.checkpoints is not None or self.ranks is not None
+        self.header = self._header() if described else {}
+        self.together = None
+        if self.ranks:
+            settings, sizes = json.dumps(self._settings(), sort_keys=True), (self.candidates, self.keep, self.pieces)
+            self.together = Together(self.ranks, self.proxy, settings, *sizes, self.update)
         self.saved = self.checkpoints.start(self._settings(), self.device) if self.checkpoints else None
         self.start = self.saved.step if self.saved else 0
-        if self.out is not None and self.saved is None:
+        if self.out is not None and self.saved is None and self.writes:
             # What an earlier process left before its first checkpoint is begun anew.
             self.force = self.force or bool(self.checkpoints and self.checkpoints.continues)
             check_output(self.out, force=self.force)
@@ -254,13 +280,14 @@ class Job:
             check_columns(self.columns, self.select.check(self.proxy, self.example))
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
-        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible)
+        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and self.update == "replicated"
         if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
             raise ConfigError(
                 f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
                 f"both must hold the same examples under the same ids"
             )
-        self.resident = on_device(self.data, self.device, self.num_workers) if self.augmented is None else None
+        sliced = self.augmented is None and self.ranks is None
+        self.resident = on_device(self.data, self.device, self.num_workers) if sliced else None
         self.recorder = Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
 
     def task(self) -> Task:
@@ -271,7 +298,7 @@ class Job:
             config=self.config,
             optimizer=self.optimizer,
             loss=self.loss,
-            forward=self.forward,
+            forward=self.together.forward(self.forward) if self.together else self.forward,
             seed=self.seed,
             evaluate=self.evaluate,
             eval_every=self.eval_every,
@@ -294,6 +321,9 @@ class Job:
             return eager if self.resident is None else Given(self.resident, *_given(chosen, eager, self.recorder))
         if self.saved:
             self.select.step, self.select.num_scored = self.start, self.saved.state["cost"]["examples_scored"]
+        if self.together:
+            source = self.data if self.augmented is None else self.augmented
+            return self.together.batches(self.select, self.sampler, self.recorder, load, source)
         eager = self._recorded(choose(self.select, self.proxy, self.sampler, load))
         if self.resident is None:
             return eager
@@ -313,6 +343,7 @@ class Job:
             "num_train": len(self.train_ids),
             "seed": self.seed,
             "mode": self.mode,
+            **({"pieces": self.pieces, "update": self.update} if self.ranks else {}),
             **(self.extra_config or {}),
         }
         lineage = dict(self.parents or {})
@@ -330,11 +361,11 @@ class Job:
     def writing(self) -> Iterator[None]:
         """The file, open for what is recorded inside."""
         with ExitStack() as stack:
-            if self.out is not None and not self._is_written:
+            if self.out is not None and self.writes and not self._is_written:
                 resume_at = self.start if self.saved else None
                 writer = SequenceWriter(self.out, force=self.force, resume_at=resume_at, **self.header)
                 self.recorder.writer = stack.enter_context(writer)
-            if self.saved:
+            if self.saved and (self.writes or self.out is None):
                 self.recorder.restore(self._recorded_before(), self.saved.state["extra"]["digest"])
             try:
                 yield
@@ -357,7 +388,8 @@ class Job:
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)
         ids = None if recorder.in_memory is None else torch.cat(recorder.in_memory).numpy()
-        return Recording(path, recorder.digest, self.num_steps, history, ids)
+        digest = self.together.digest(recorder.digest) if self.together else recorder.digest
+        return Recording(path, digest, self.num_steps, history, ids)
 
 
 def _given(

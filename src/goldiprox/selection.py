@@ -1,7 +1,7 @@
 """Which candidates come up, and which of them are kept."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -10,11 +10,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
-from goldiprox.data import Batch, as_batch
+from goldiprox.data import Batch, as_batch, exchange
 from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
-from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of
+from goldiprox.forward import (
+    Forward,
+    PerExampleLoss,
+    call,
+    cross_entropy,
+    device_of,
+    require_no_running_stats,
+)
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import Key, derive, preserved, shuffle, subkey, uniforms
+from goldiprox.ranks import Ranks
 from goldiprox.watch import Watch, has_triton
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, int, Key], Tensor]
@@ -27,7 +35,7 @@ def top_k() -> Rule:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:  # noqa: ARG001
         return _highest(scores, ids, keep)
 
-    rule.draws_nothing = True  # type: ignore[attr-defined]
+    rule.draws_nothing = rule.needs_only_best = True  # type: ignore[attr-defined]
     return rule
 
 
@@ -51,6 +59,7 @@ def gumbel_top_k(temperature: float = 1.0) -> Rule:
         scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
         return _highest((scaled + noise).float(), ids, keep)
 
+    rule.needs_only_best = temperature == 0  # type: ignore[attr-defined]
     return rule
 
 
@@ -112,6 +121,12 @@ class Selector:
         seed: Of everything random in the choice.
         losses: (model, inputs, targets) -> losses at one go, for acquisitions that ask for nothing else; a compiled
             function, say. By default `loss` of what `forward` gives.
+        group: Of ``torch.distributed``: batches are this rank's share of the candidates, `keep` of all of them are
+            chosen, and every rank gets its slice of those. See docs/scale.md.
+        pieces: With a group, how many passes the candidates of all ranks are scored in. Where that is fixed, scores do
+            not depend on the number of ranks, to the last bit. By default one pass a rank.
+        fetch: With a group, gives the batch of these ids. By default ranks send one another what is kept.
+        columns: With a group, which of ``loss`` and ``irreducible`` `chosen` holds beside scores.
 
     Attributes:
         step: How many batches were selected from. Save and restore it to continue a run.
@@ -130,6 +145,10 @@ class Selector:
         mode: ScoringMode = "train_frozen_stats",
         seed: int = 0,
         losses: Callable[[nn.Module, Any, Any], Tensor] | None = None,
+        group: Any = None,
+        pieces: int | None = None,
+        fetch: Callable[[Tensor], Batch] | None = None,
+        columns: tuple[str, ...] = (),
     ):
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least one example must be kept")
@@ -149,13 +168,60 @@ class Selector:
                 f"gp.IrreducibleLosses.open(path, data=...)"
             )
         self.step = self.num_scored = 0
-        self._chosen: tuple[Tensor, Candidates] | None = None
+        self._chosen: tuple[Tensor, Mapping[str, Tensor]] | None = None
         self._watch: Watch | None = None
+        self.ranks, self._fetch, self._columns = Ranks.of(group), fetch, columns
+        self._passes = self._num_passes(pieces) if self.ranks else 1
+        self._rows = 0
+
+    def _num_passes(self, pieces: int | None) -> int:
+        size = self.ranks.size if self.ranks else 1
+        if pieces is None:
+            return 1
+        if pieces < 1 or pieces % size:
+            raise ConfigError(
+                f"{pieces} pieces cannot be divided among {size} ranks; choose a multiple of {size} (--pieces)"
+            )
+        return pieces // size
 
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
         """The kept part of a batch from a loader over `WithIds`, on the model's device."""
         batch = as_batch(batch).to(device_of(model))
-        return batch.take(self._advance(model, batch))
+        if self.ranks is None:
+            return batch.take(self._advance(model, batch))
+        kept = self.choose_together(model, batch)
+        part = self.ranks.part(self.keep)
+        return self._fetch(kept[part]) if self._fetch else exchange(self.ranks, batch, kept, part)
+
+    def choose_together(self, model: nn.Module, batch: Batch) -> Int[Tensor, " k"]:
+        """The ids kept of all ranks' candidates, of which this batch holds a share; the same on every rank."""
+        assert self.ranks is not None
+        require_no_running_stats(model, self.mode)
+        parts = []
+        for rows in torch.arange(batch.num_examples, device=batch.ids.device).chunk(self._passes):
+            parts.append(self.score(model, batch.take(rows), self.step))
+            self.num_scored += parts[-1].num_scored
+        names = ("score", *(name for name in self._columns if name != "score"))
+        values = {name: torch.cat([part.known[name] for part in parts]) for name in names}
+        ids, sound = batch.ids, bool(values["score"].isfinite().all())
+        if getattr(self.rule, "needs_only_best", False):
+            best = _highest(values["score"], ids, min(self.keep, len(ids)))
+            ids, values = ids[best], {name: v[best] for name, v in values.items()}
+        if not sound:  # so that no rank goes on
+            values["score"] = torch.full_like(values["score"], torch.nan)
+        self._rows = self._rows or int(self.ranks.gather(torch.tensor(len(ids), device=ids.device)).max())
+        ids, pooled = self.ranks.pool(ids, values, self._rows)
+        for part in parts:
+            Scored.of(part).check()
+        if not bool(pooled["score"].isfinite().all()):
+            raise NonFiniteError(
+                f"scores of another rank are not finite at step {self.step}; its own message says which",
+                step=self.step,
+            )
+        rows = self._keep(pooled["score"], ids, self.step)
+        self._chosen = rows, pooled
+        self.step += 1
+        return ids[rows]
 
     def choose_ids(self, model: nn.Module, ids: Int[Tensor, " n"]) -> Int[Tensor, " k"]:
         """The kept ones of these ids, for acquisitions that look at nothing else (`acquisition.IDS_ONLY`)."""
@@ -163,7 +229,7 @@ class Selector:
 
     def _advance(self, model: nn.Module, batch: Batch) -> Tensor:
         rows, candidates = self.choose(model, batch, self.step)
-        self._chosen = rows, candidates
+        self._chosen = rows, candidates.known
         self._watch = self._watch or Watch(batch.ids.device)
         self._watch(Scored.of(candidates).check)
         self.step += 1
@@ -189,12 +255,23 @@ class Selector:
         Changes nothing here and looks at no value, so that a GPU need not be waited for and a CUDA graph can
         hold it.
         """
-        n = batch.num_examples
-        if self.keep > n:
+        candidates = self.score(model, batch, step, mode=mode)
+        return self._keep(candidates.scores, batch.ids, step), candidates
+
+    def _keep(self, scores: Tensor, ids: Tensor, step: int | Tensor) -> Tensor:
+        if self.keep > len(ids):
             raise ConfigError(
-                f"cannot keep {self.keep} of {n} candidates; lower keep or load larger batches (drop_last=True avoids "
-                f"a short last one)"
+                f"cannot keep {self.keep} of {len(ids)} candidates; lower keep or load larger batches (drop_last=True "
+                f"avoids a short last one)"
             )
+        key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
+        return self.rule(scores, ids, self.keep, key)
+
+    def score(
+        self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None
+    ) -> Candidates:
+        """The candidates with their scores."""
+        n = batch.num_examples
         candidates = Candidates(
             model,
             batch,
@@ -212,17 +289,13 @@ class Selector:
         if not isinstance(scores, Tensor) or tuple(scores.shape) != (n,):
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ConfigError(f"an acquisition must give one score per candidate, shape ({n},); it gave {shape}")
-        key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
-        rows = self.rule(scores, batch.ids, self.keep, key)
-        return rows, candidates
+        return candidates
 
     @property
     def chosen(self) -> dict[str, Tensor]:
         """Scores, losses and irreducible losses of the last choice, as far as they were computed."""
-        if self._chosen is None:
-            return {}
-        rows, candidates = self._chosen
-        return {name: values[rows] for name, values in candidates.known.items()}
+        rows, known = self._chosen or (None, {})
+        return {name: values[rows] for name, values in known.items()}
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}

@@ -1,6 +1,5 @@
 """The sequence: for each step, the ids worth training on. One file, replayed by any loader."""
 
-import bisect
 import functools
 import hashlib
 import itertools
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
@@ -18,9 +18,13 @@ from goldiprox.buffered import BufferedWriter
 from goldiprox.data import require_fingerprint
 from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
+from goldiprox.lazy import LazyTable, open_table
+from goldiprox.randomness import hash_ids
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
+BLOCK = 2**20
+MAX_COUNTED = 2**22
 
 
 class Digest:
@@ -36,7 +40,7 @@ class Digest:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def digest_of(*parts: np.ndarray) -> str:
+def digest_of(parts: Iterable[np.ndarray]) -> str:
     """The digest of a sequence of these ids."""
     digest = Digest()
     for ids in parts:
@@ -77,7 +81,8 @@ class Sequence:
         self.batch_size = self.keep // world_size
         steps = self.header.config.get("steps")
         self._promised = steps if type(steps) is int and 0 < steps * keep < 2**63 and table.grows else None
-        self._first_rows = [0]
+        self._num_checked = 0
+        self._table.check_part = self._check_part
         self._check_ids()
         self._start = self._next_step = 0
         self._checked: Any = None
@@ -96,6 +101,8 @@ class Sequence:
     ) -> "Sequence":
         """Opens a sequence and checks it: format, checksums, end mark, ids, and that it was made from this data.
 
+        Of a file above 16 MiB, checksums and ids are checked part by part, when a part is first read.
+
         Args:
             path: The file.
             data: The data set it is to be used with; None skips the comparison.
@@ -110,7 +117,7 @@ class Sequence:
         if follow:
             table = FollowedTable(Path(path), kind=KIND, timeout=timeout)
         else:
-            table = Table.open(path, kind=KIND, partial=partial)
+            table = open_table(path, kind=KIND, partial=partial)
         sequence = cls(table, rank=rank, world_size=world_size)
         if data is not None:
             sequence.require(data)
@@ -123,19 +130,24 @@ class Sequence:
             self._checked = data
 
     def _check_ids(self) -> None:
-        """Looks at what has come since it was last called."""
-        path, length = self._table.path, int(self.header.data["length"])
-        for part in self._table.parts[len(self._first_rows) - 1 :]:
-            highest = int(part.columns["id"].max())
-            if highest >= length:
-                raise CorruptFile(f"{path} lists id {highest:,}, but its data set has {length:,} examples")
-            self._first_rows.append(self._first_rows[-1] + part.num_rows)
+        """Looks at what has come since it was last called; a large file looks at its parts when they are read."""
+        path, parts = self._table.path, self._table.parts
+        for part in () if isinstance(self._table, LazyTable) else parts[self._num_checked :]:
+            self._check_part(part)
+        self._num_checked = len(parts)
         rows = self._table.num_rows
         if self._table.complete and rows % self.keep:
             raise CorruptFile(f"{path} holds {rows:,} ids, not a multiple of {self.keep} per step")
         promised = rows if self._promised is None else self._promised * self.keep
         if rows > promised or (self._table.complete and rows < promised):
             raise CorruptFile(f"{path} promised {self._promised:,} steps and holds {rows // self.keep:,}")
+
+    def _check_part(self, part: Any) -> None:
+        length = int(self.header.data["length"])
+        for first in range(0, part.num_rows, BLOCK):
+            highest = int(part.values("id", first, first + BLOCK).max())
+            if highest >= length:
+                raise CorruptFile(f"{self._table.path} lists id {highest:,}, but its data set has {length:,} examples")
 
     @property
     def complete(self) -> bool:
@@ -163,17 +175,21 @@ class Sequence:
             raise IndexError(f"step {step} of a sequence of {len(self):,} steps")
         self._wait(position + 1)
         first = position * self.keep + self.rank * self.batch_size
-        return self._rows("id", first, first + self.batch_size).astype(np.int64)
+        return self._table.rows("id", first, first + self.batch_size).astype(np.int64)
 
-    def _rows(self, column: str, first: int, end: int) -> np.ndarray:
-        parts = []
-        number = bisect.bisect_right(self._first_rows, first) - 1
-        while first < end:
-            offset = first - self._first_rows[number]
-            part = self._table.parts[number].columns[column][offset : offset + end - first]
-            parts.append(part)
-            first, number = first + len(part), number + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def blocks(self, end: int | None = None) -> Iterator[np.ndarray]:
+        """All ids in order (the first `end` of them), over all ranks, a million at a time: in bounded memory."""
+        self._wait(None if end is None else -(-end // self.keep))
+        end = len(self) * self.keep if end is None else end
+        for first in range(0, end, BLOCK):
+            yield self._table.rows("id", first, min(first + BLOCK, end)).astype(np.int64)
+
+    def step_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Some steps at a time: the number of the first, and their ids over all ranks, a row each."""
+        steps, count = len(self), max(1, BLOCK // self.keep)
+        for first in range(0, steps, count):
+            rows = slice(first * self.keep, min(first + count, steps) * self.keep)
+            yield first, self._table.rows("id", rows.start, rows.stop).astype(np.int64).reshape(-1, self.keep)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
@@ -220,8 +236,7 @@ class Sequence:
     @functools.cached_property
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
-        self._wait()
-        return digest_of(*(p.columns["id"] for p in self._table.parts))
+        return digest_of(self.blocks())
 
 
 def check_columns(columns: Iterable[str], values: Mapping[str, Tensor]) -> None:
@@ -320,6 +335,7 @@ class Statistics:
         coverage: Their share of the training side (of the data set, where that is not known).
         most_repeated: How often the most frequent example occurs.
         mean_repeats: Occurrences per distinct example.
+        exact: Whether all examples were counted; else one in so many, and `most_repeated` is that among those.
     """
 
     steps: int
@@ -328,34 +344,49 @@ class Statistics:
     coverage: float
     most_repeated: int
     mean_repeats: float
+    exact: bool = True
 
 
 def statistics(sequence: Sequence) -> Statistics:
-    """Coverage and repetition in one pass."""
-    ids = sequence.ids
-    # Not counted by id: the length of the data set is what a file says, and may be anything.
-    counts = np.unique(ids, return_counts=True)[1]
+    """Coverage and repetition in one pass, in bounded memory."""
+    steps, rows, length = len(sequence), len(sequence) * sequence.keep, int(sequence.header.data["length"])
+    # Counted by id only where the file itself is large: the length of the data set is what a file says, and may be
+    # anything.
+    share = 1
+    if rows <= MAX_COUNTED:
+        counts = np.unique(sequence.ids, return_counts=True)[1]
+    elif length <= 16 * MAX_COUNTED:
+        counts = np.zeros(length, np.uint32)
+        for ids in sequence.blocks():
+            np.add.at(counts, ids, np.uint32(1))
+        counts = counts[counts > 0]
+    else:
+        share = -(-rows // MAX_COUNTED)
+        sample = [ids[hash_ids(torch.from_numpy(ids), 0).numpy() % share == 0] for ids in sequence.blocks()]
+        counts = np.unique(np.concatenate(sample), return_counts=True)[1]
     pool = sequence.header.config.get("num_train")
     if type(pool) is not int or pool < 1:
-        pool = int(sequence.header.data["length"])
+        pool = length
+    seen = min(len(counts) * share, rows)
     return Statistics(
-        steps=len(sequence),
+        steps=steps,
         keep=sequence.keep,
-        seen=len(counts),
-        coverage=len(counts) / max(pool, 1),
+        seen=seen,
+        coverage=seen / max(pool, 1),
         most_repeated=int(counts.max(initial=0)),
-        mean_repeats=len(ids) / max(len(counts), 1),
+        mean_repeats=rows / max(seen, 1),
+        exact=share == 1,
     )
 
 
 def verify(sequence: Sequence) -> None:
-    """What opening does not check: that all steps are there, and that none repeats an example."""
+    """What opening does not check: that all steps are there, that none repeats an example; and all of a large file."""
     promised = sequence.header.config.get("steps")
     if isinstance(promised, int) and promised != len(sequence):
         raise CorruptFile(f"the header promises {promised:,} steps, the file holds {len(sequence):,}")
-    if not len(sequence):
-        return
-    ids = np.sort(sequence.ids.reshape(-1, sequence.keep), axis=1)
-    repeated = (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]
-    if len(repeated):
-        raise CorruptFile(f"{len(repeated):,} steps train on an example twice: steps {some(repeated.tolist())}")
+    repeated: list[int] = []
+    for first, ids in sequence.step_blocks():
+        ids.sort(axis=1)
+        repeated += (first + (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]).tolist()
+    if repeated:
+        raise CorruptFile(f"{len(repeated):,} steps train on an example twice: steps {some(repeated)}")

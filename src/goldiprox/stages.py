@@ -212,7 +212,7 @@ class Stages:
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
-    def irreducible(self) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
+    def irreducible(self, group: Any = None) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
         config = self.config
         name = config.il_model or config.proxy
@@ -232,6 +232,7 @@ class Stages:
                 on_step=on_step,
                 checkpoints=self._checkpoints("irreducible"),
                 extra_config={"il_model": name, "data": config.data.recorded()},
+                group=group,
             )
         self.ledger.stages["irreducible"] = cost
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
@@ -246,11 +247,12 @@ class Stages:
         force: bool = False,
         columns: tuple[str, ...] = (),
         on_record: OnRecord | None = None,
+        **together: Any,
     ) -> tuple[Recording, nn.Module]:
-        """Stage 3: the proxy selects and records."""
+        """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
         proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record), proxy
+        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **together), proxy
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -268,6 +270,7 @@ class Stages:
         force: bool,
         columns: tuple[str, ...],
         on_record: OnRecord | None,
+        **together: Any,
     ) -> Recording:
         config = self.config
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
@@ -302,6 +305,7 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
+                **together,
             )
         self.ledger.stages[stage] = recording.history.cost
         return recording

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from goldiprox.artifacts import versions, write_atomically
-from goldiprox.bench import cpu, scale
+from goldiprox.bench import cpu, files, ranks, scale
 from goldiprox.bench.timing import Measurement
 from goldiprox.cli import options as o
 from goldiprox.cli.console import out, print_json, table
@@ -22,7 +22,10 @@ PROFILES = 12
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="cpu, gpu, scale, profile, or single ones; by default what runs here.")
+        list[str] | None,
+        typer.Argument(
+            help="cpu, gpu, scale, files (5 GB), ranks, profile, or single ones; by default what runs here."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds that count, after one that does not.")] = 5,
     report: Annotated[Path | None, typer.Option(help="Write a report: FILE.md, and FILE.json beside it.")] = None,
@@ -33,7 +36,8 @@ def bench(
     torch.set_num_threads(1)  # small models: several threads measure what else runs on the machine
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)
     on_gpu = torch.cuda.is_available()
-    groups = {"cpu": cpu.benchmarks(repeats), "scale": scale.benchmarks()}
+    groups = {"cpu": cpu.benchmarks(repeats), "scale": scale.benchmarks(), "files": files.benchmarks()}
+    groups |= {"ranks": ranks.benchmarks()}
     if on_gpu:
         from goldiprox.bench import gpu
 

@@ -12,12 +12,14 @@ from goldiprox.artifacts import JsonLines, check_output, save_weights, versions,
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
+from goldiprox.cli.ranks import RANK_SECONDS, RankTimeout, started_ranks
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.pipeline import run_folder
+from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
 from goldiprox.stages import Progress, RunConfig, Silent, Stages
 
@@ -29,13 +31,22 @@ def irreducible(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    rank_timeout: RankTimeout = RANK_SECONDS,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
-    with _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every) as checkpoints:
-        stages = Stages(config, progress=_progress(json), checkpoints=checkpoints)
-        table, _, summary = stages.irreducible()
-        path = table.save(out_file, force=force or checkpoints.continues)
+    with (
+        started_ranks(config.device, rank_timeout) as ranks,
+        _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
+    ):
+        first = ranks is None or ranks.rank == 0
+        stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
+        table, _, summary = stages.irreducible(ranks)
+        if first:
+            table.save(out_file, force=force or checkpoints.continues)
+    if not first:
+        return None
+    path = out_file
     losses = table.values[table.ids]
     result = {
         "irreducible": {
@@ -71,27 +82,38 @@ def select(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    pieces: Annotated[
+        int, typer.Option(help="Under torchrun: passes that candidates are scored in; a multiple of the ranks' number.")
+    ] = 8,
+    rank_timeout: RankTimeout = RANK_SECONDS,
     json: o.Json = False,
 ) -> None:
-    """Train the proxy on what it selects, and write the sequence."""
+    """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
     if irreducible is None and config.acquisition in ("reducible_loss", "irreducible_loss"):
         there = " (there is an irreducible.arrow here)" if Path("irreducible.arrow").exists() else ""
         raise MissingIrreducible(
             f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "
             f"made by `goldiprox irreducible`"
         )
-    with _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every) as checkpoints:
-        if save_proxy is not None:
+    with (
+        started_ranks(config.device, rank_timeout) as ranks,
+        _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
+    ):
+        first = ranks is None or ranks.rank == 0
+        if save_proxy is not None and first:
             check_output(save_proxy, force=force or checkpoints.continues)
-        stages = Stages(config, progress=_progress(json), checkpoints=checkpoints)
+        stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
         table = None
         if irreducible is not None:
             table = IrreducibleLosses.open(irreducible)
             stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
         names = tuple(c.strip() for c in columns.split(",") if c.strip())
-        recording, proxy = stages.select(table, out_file, force=force, columns=names)
-        if save_proxy is not None:
+        together = {"group": ranks, "pieces": pieces} if ranks else {}
+        recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
+        if save_proxy is not None and first:
             save_weights(proxy, save_proxy)
+    if not first:
+        return None
     result = {
         "sequence": {
             "digest": recording.digest,
@@ -168,17 +190,20 @@ def train(
 
 @contextmanager
 def _checkpoints(
-    out_file: Path, config: RunConfig, *, force: bool, resume: bool, every: float
+    out_file: Path, config: RunConfig, *, force: bool, resume: bool, every: float, ranks: Ranks | None = None
 ) -> Iterator[Checkpoints]:
     """The checkpoints of a command that writes one file, in a folder beside it."""
     folder = out_file.with_name(f"{out_file.name}.checkpoint")
     if resume and force:
         raise ConfigError("--resume continues what is there, --force starts over; choose one")
-    if resume and not is_unfinished(folder):
+    first = ranks is None or ranks.rank == 0
+    if resume and first and not is_unfinished(folder):
         raise MissingFile(f"there is no {folder} to continue from; leave out --resume to begin a run")
-    if force or not is_unfinished(folder):
+    if first and (force or not is_unfinished(folder)):
         check_output(out_file, force=force)
-    with Checkpoints(folder, every=every, settings=config.settings(), force=force, stop=stop) as checkpoints:
+    with Checkpoints(
+        folder, every=every, settings=config.settings(), force=force, stop=stop, group=ranks
+    ) as checkpoints:
         yield checkpoints
 
 

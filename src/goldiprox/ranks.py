@@ -1,0 +1,197 @@
+"""Processes that select together: what they tell one another, and which of them is gone.
+
+Everything goes through collectives of ``torch.distributed`` on tensors, never on objects. A rank that died or hangs
+is named: each puts a count that rises every second into the process group's store, where the others look when a
+collective fails.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+
+from goldiprox.errors import ConfigError, DataError, RankLost
+
+BEAT_SECONDS = 1.0
+LINGER_SECONDS = 45.0
+
+
+class Ranks:
+    """A process group: this process's place in it, and the few things that its ranks exchange.
+
+    Args:
+        group: Of ``torch.distributed``; its time-out bounds how long a rank is waited for.
+
+    Attributes:
+        rank: The number of this process in the group.
+        size: How many there are.
+        device: Where tensors lie that it can send.
+        bytes_sent: What this process has given to collectives so far.
+    """
+
+    _made = 0
+
+    def __init__(self, group: Any):
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigError(
+                "a group needs torch.distributed: start with torchrun and call torch.distributed.init_process_group"
+            )
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ConfigError("this process is not a member of the group; let only its members take part")
+        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        self.bytes_sent = 0
+        Ranks._made += 1  # every rank makes its groups in the same order
+        self._pulse = _Pulse(self.rank, self.size, f"goldiprox/{Ranks._made}") if self.size > 1 else None
+
+    @classmethod
+    def of(cls, group: Any) -> "Ranks | None":
+        """The ranks of a group, or of what was made from one before."""
+        return group if group is None or isinstance(group, Ranks) else cls(group)
+
+    def part(self, length: int) -> slice:
+        """This rank's contiguous share of so many things; they must divide."""
+        if length % self.size:
+            raise ConfigError(
+                f"{length} examples cannot be divided among {self.size} ranks; choose a multiple of {self.size}"
+            )
+        each = length // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The values of every rank, in the order of ranks, along a new first dimension; of one shape everywhere."""
+        if self._pulse is None:
+            return values[None]
+        out = values.new_empty(self.size, *values.shape)
+        self._collect(lambda: dist.all_gather(list(out), values.contiguous(), group=self.group), values)
+        return out
+
+    def share(self, values: Tensor) -> Tensor:
+        """What rank 0 has, on every rank; of one shape everywhere."""
+        if self._pulse is not None:
+            values = values.clone()
+            self._collect(lambda: dist.broadcast(values, group=self.group, group_src=0), values)
+        return values
+
+    def combine(self, values: Tensor) -> Tensor:
+        """Byte by byte what one rank has where all others have zeros; of one shape everywhere."""
+        if self._pulse is None:
+            return values
+        total = values.contiguous().clone()
+        whole = total.view(-1).view(torch.uint8)  # as bytes: adding zero changes nothing, whatever the type
+        self._collect(lambda: dist.all_reduce(whole, group=self.group), values)
+        return total
+
+    def same_weights(self, model: nn.Module) -> None:
+        """Gives every rank's model the weights of rank 0's."""
+        for value in (*model.parameters(), *model.buffers()):
+            value.data.copy_(self.share(value.data))
+
+    def require_same(self, settings: str) -> None:
+        """Raises unless this text is the same on every rank."""
+        digest = torch.frombuffer(bytearray(hashlib.sha256(settings.encode()).digest()), dtype=torch.uint8)
+        differ = (self.gather(digest.to(self.device)) != self.share(digest.to(self.device))).any(1)
+        others = differ.nonzero().flatten().tolist()
+        if others:
+            raise ConfigError(
+                f"ranks {others} were started with other settings, data or irreducible losses than rank 0; start all "
+                f"of them with the same"
+            )
+
+    def _collect(self, collective: Any, values: Tensor) -> None:
+        assert self._pulse is not None
+        self.bytes_sent += values.nbytes
+        self._pulse.begun += 1
+        try:
+            collective()
+        except RuntimeError as e:  # what torch raises for a closed connection and for a time-out
+            raise RankLost(self._pulse.missing(), self.size, str(e).partition(". ")[0].splitlines()[0]) from e
+
+    def pool(self, ids: Tensor, values: Mapping[str, Tensor], rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The ids of every rank and what is known of them, one after another.
+
+        Args:
+            ids: Of this rank, int64, at most `rows`.
+            values: float32, one each.
+            rows: How many each rank has room for, the same everywhere.
+        """
+        room = rows - len(ids)
+        if room < 0:
+            raise DataError(
+                f"a batch of {len(ids)} candidates, where the first one had {rows}; load batches of one size"
+            )
+        pad = torch.nn.functional.pad
+        all_ids = self.gather(pad(ids, (0, room), value=-1)).flatten()
+        there = all_ids >= 0
+        pooled = {name: self.gather(pad(v.float(), (0, room))).flatten()[there] for name, v in values.items()}
+        return all_ids[there], pooled
+
+
+class _Pulse:
+    """Shows the other ranks that this one lives, and how many collectives it has begun."""
+
+    def __init__(self, rank: int, size: int, name: str):
+        store: Any = distributed_c10d._get_default_store()
+        self._store = distributed_c10d.PrefixStore(name, store.clone())  # a connection of its own, for its thread
+        self.rank, self.size, self.begun = rank, size, 0
+        self._failed = False
+        self._put(0)
+        threading.Thread(target=self._beat, name="goldiprox-pulse", daemon=True).start()
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._failed:
+            time.sleep(BEAT_SECONDS)
+            count += 1
+            try:
+                if not self._failed:
+                    self._put(count)
+            except RuntimeError:  # the store is gone: its host has ended, and so will this process
+                return
+
+    def _put(self, count: int) -> None:
+        self._store.set(str(self.rank), f"{count} {self.begun}")
+
+    def missing(self) -> dict[int, str]:
+        """The ranks that hold up the others, and why; empty where none of those that answer does."""
+        self._failed = True  # from now on -1 stands there: this rank waits in vain, and may soon be gone itself
+        try:
+            self._put(-1)
+            before = self._read()
+            time.sleep(3 * BEAT_SECONDS)
+            now = self._read()
+        except RuntimeError:
+            return {0: "died (the store that it kept is gone)"}
+        found = {}
+        for rank, (count, begun) in now.items():
+            if rank == self.rank:
+                continue
+            if count == before[rank][0] and count >= 0:
+                found[rank] = "died, or was stopped"
+            elif begun < self.begun:
+                found[rank] = "hangs"
+        if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            self._keep_store(set(range(1, self.size)) - found.keys())
+        return found
+
+    def _keep_store(self, others: set[int]) -> None:
+        """Waits until the others have looked too: the store is in this process, and ends with it."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < deadline:
+            now = self._read()
+            if all(now[rank][0] < 0 for rank in others):
+                time.sleep(4 * BEAT_SECONDS if others else 0)  # they look twice
+                return
+            time.sleep(BEAT_SECONDS)
+
+    def _read(self) -> dict[int, tuple[int, int]]:
+        texts = [self._store.get(str(rank)).decode().split() for rank in range(self.size)]
+        return {rank: (int(count), int(begun)) for rank, (count, begun) in enumerate(texts)}

@@ -1,0 +1,208 @@
+"""One rank of tests/test_ranks.py: runs a scenario and writes what it saw to OUT/rank-N.json."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import goldiprox as gp
+from conftest import make_blobs, make_irreducible, make_mlp
+from goldiprox.ranks import Ranks
+
+CANDIDATES, KEEP, STEPS = 80, 8, 30
+RULES = {"top_k": gp.top_k(), "gumbel_top_k": gp.gumbel_top_k(1.0), "mix": gp.mix(0.5)}
+
+
+def with_batch_norm() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def recorded(out: Path, proxy: nn.Module | None = None, *, steps: int = STEPS, **settings):
+    data = make_blobs()
+    proxy = proxy or make_mlp(0)
+    recording = gp.record(
+        proxy,
+        data,
+        irreducible=make_irreducible(data),
+        candidates=CANDIDATES,
+        keep=KEEP,
+        steps=steps,
+        out=out,
+        config=gp.TrainingConfig(lr=1e-2),
+        **settings,
+    )
+    return recording, proxy
+
+
+def weights(model: nn.Module) -> list[float]:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def select_all(folder: Path, group) -> dict:
+    """Everything that does not fail."""
+    ranks = Ranks(group)
+    seen = {"digests": {}, "weights": {}, "bytes": {}}
+    counted = []
+    gather = dist.all_gather
+
+    def counting(out, values, group=None):
+        counted.append(values.nbytes)
+        return gather(out, values, group=group)
+
+    dist.all_gather = counting
+    for name, rule in RULES.items():
+        before, counted[:] = ranks.bytes_sent, []
+        recording, proxy = recorded(folder / f"{name}.arrow", make_mlp(ranks.rank), rule=rule, group=ranks)
+        seen["digests"][name], seen["weights"][name] = recording.digest, weights(proxy)
+        seen["bytes"][name] = sum(counted[-2 * STEPS :]) / STEPS
+        assert ranks.size == 1 or ranks.bytes_sent - before >= sum(counted)
+    dist.all_gather = gather
+    recording, _ = recorded(folder / "norm.arrow", with_batch_norm(), columns=("score", "loss"), group=ranks)
+    seen["digests"]["batch_norm"] = recording.digest
+    recording, proxy = recorded(folder / "sharded.arrow", update="sharded", group=ranks)
+    seen["weights"]["sharded"] = weights(proxy)
+    seen["digests"]["uniform"] = recorded(folder / "uniform.arrow", acquisition=gp.uniform, group=ranks)[0].digest
+    seen["irreducible"] = table(ranks)
+    seen["in a loop"] = loop(ranks)
+    seen["refusals"] = refusals(folder / "refused", ranks) if ranks.size > 1 else {}
+    return seen
+
+
+def table(ranks: Ranks | None) -> str:
+    """The digest of irreducible losses from two folds, over more examples than one pass takes."""
+    data = make_blobs(9_000)
+    split = gp.holdout_split(len(data), data.labels, holdout=0.0)
+    config = gp.HoldoutConfig(max_epochs=1, training=gp.TrainingConfig(lr=1e-2))
+    return gp.irreducible_losses(make_mlp, data, split, num_folds=2, config=config, group=ranks)[0].digest
+
+
+def loop(ranks: Ranks) -> dict:
+    """A loop of one's own: each rank loads its share, and gets its slice of what is kept."""
+    data, model = make_blobs(), make_mlp(0)
+    sampler = gp.CandidateSampler(np.arange(len(data)), CANDIDATES, steps=3)
+    settings = {"keep": KEEP, "irreducible": make_irreducible(data), "group": ranks, "pieces": 4}
+    sending = gp.Selector(**settings)
+    fetching = gp.Selector(**settings, fetch=lambda ids: gp.Batch(ids, *data.gather(ids)))
+    kept, values = [], []
+    for ids in sampler.batches():
+        ids = ids[ranks.part(CANDIDATES)]
+        batch = gp.Batch(ids, *data.gather(ids))
+        mine, same = sending(model, batch), fetching(model, batch)
+        assert torch.equal(mine.ids, same.ids)
+        assert torch.equal(mine.x, same.x)
+        assert torch.equal(mine.y, same.y)
+        kept.append(mine.ids.tolist())
+        values.append(sending.chosen["score"].tolist())
+    short = make_blobs(CANDIDATES // 2 if ranks.rank else CANDIDATES)  # a shorter batch on all but one rank
+    ids = torch.arange(len(short)) + 100 * ranks.rank
+    uneven = gp.Selector(gp.loss, keep=KEEP, group=ranks)(model, gp.Batch(ids, short.x, short.y))
+    return {"kept": kept, "scores": values, "uneven": uneven.ids.tolist()}
+
+
+def refusals(folder: Path, ranks: Ranks) -> dict:
+    """What is refused, with which message, on this rank."""
+    messages = {}
+
+    def refused(name: str, call) -> None:
+        try:
+            call()
+        except gp.GoldiproxError as e:
+            messages[name] = f"{type(e).__name__}: {e}"
+
+    refused("seed", lambda: recorded(folder / "a.arrow", seed=ranks.rank, group=ranks))
+    refused("pieces", lambda: recorded(folder / "b.arrow", pieces=3, group=ranks))
+    refused("candidates", lambda: recorded(folder / "c.arrow", pieces=6, group=ranks))
+    refused("update", lambda: recorded(folder / "d.arrow", update="shared", group=ranks))
+    refused("mode", lambda: recorded(folder / "e.arrow", with_batch_norm(), mode="train", group=ranks))
+    data, model = make_blobs(), make_mlp(0)
+    if ranks.rank == 1:
+        data.x[7] = torch.nan
+    ids = torch.arange(40) + 0
+    batch = gp.Batch(ids, *data.gather(ids))
+    refused("nan", lambda: gp.Selector(gp.loss, keep=KEEP, group=ranks)(model, batch))
+    text = gp.Batch(ids, ["text"] * 40, ids)
+    ranked = gp.Selector(lambda c: c.ids.float(), keep=KEEP, group=ranks)
+    refused("text", lambda: ranked(model, text))
+    return messages
+
+
+def breaks(folder: Path, group) -> dict:
+    """The last rank dies or hangs in the middle, where the environment says so."""
+    how, at = os.environ.get("BREAKS", ""), int(os.environ.get("BREAKS_AT", "0"))
+    ranks = Ranks(group)
+
+    def on_step(step: int, latest) -> None:
+        if how and ranks.rank == ranks.size - 1 and step == at:
+            if how == "dies":
+                os._exit(9)
+            time.sleep(600)
+
+    every = float(os.environ.get("EVERY", "0"))
+    with gp.Checkpoints(folder / "checkpoint", every=every, group=ranks) as checkpoints:
+        start = time.monotonic()
+        try:
+            recording, proxy = recorded(
+                folder / "sequence.arrow",
+                rule=RULES["gumbel_top_k"],
+                group=ranks,
+                checkpoints=checkpoints,
+                on_step=on_step,
+            )
+        except gp.RankLost as e:
+            record = {"error": str(e), "ranks": e.ranks, "seconds": time.monotonic() - start}
+            (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(record))
+            os._exit(1)
+    return {"digest": recording.digest, "weights": weights(proxy)}
+
+
+def train(folder: Path, group) -> dict:
+    """The large model on rank slices of a sequence: in DDP, and sharded; stopped in the middle where STOP says so."""
+    stop, data = int(os.environ.get("STOP", "0")), make_blobs()
+    seen = {}
+    for kind in ("ddp", "fsdp"):
+        model = make_mlp(3)
+        if kind == "ddp":
+            model = nn.parallel.DistributedDataParallel(model)
+        else:
+            fully_shard(model[0])
+            fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        sequence = gp.Sequence.open(
+            folder / "sequence.arrow", data=data, rank=dist.get_rank(), world_size=dist.get_world_size()
+        )
+        start = gp.load_training(folder / kind, model, optimizer, sequence)
+        for step in range(start, stop or len(sequence)):
+            batch = gp.Batch(torch.from_numpy(sequence[step]), *data.gather(torch.from_numpy(sequence[step])))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+            optimizer.step()
+        gp.save_training(folder / kind, model, optimizer, sequence, step=stop or len(sequence))
+        seen[kind] = {"start": start, "weights": [p.full_tensor() if kind == "fsdp" else p for p in model.parameters()]}
+        seen[kind]["weights"] = torch.cat([w.detach().flatten() for w in seen[kind]["weights"]]).tolist()
+    return seen
+
+
+def main() -> None:
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("TIMEOUT", "60"))))
+    rank = dist.get_rank()
+    seen = globals()[scenario](folder, dist.group.WORLD)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
