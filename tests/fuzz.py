@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import goldiprox as gp
-from goldiprox import artifacts, follow, messages, receipts, sequence
+from goldiprox import artifacts, follow, lazy, messages, receipts, sequence
 from goldiprox import irreducible as irreducible_module
 from goldiprox.data import parquet
 from goldiprox.errors import GoldiproxError
@@ -116,6 +116,17 @@ def read_sequence(path: Path) -> list[int]:
     return opened.ids.tolist()
 
 
+def read_large(path: Path) -> list[int]:
+    """A sequence opened as one too large to be checked at once: every part when it is first read."""
+    with mock.patch.object(lazy, "EAGER_BYTES", 0):
+        opened = gp.Sequence.open(path)
+        assert [opened[step].tolist() for step in reversed(range(len(opened)))][::-1] == list(opened)
+        assert opened.digest.startswith("sha256:")
+        assert sequence.statistics(opened).steps == len(opened)
+        sequence.verify(opened)
+        return opened.ids.tolist()
+
+
 def no_sleep(seconds: float) -> None:
     """Nobody writes: there is nothing to wait for."""
 
@@ -162,6 +173,7 @@ def read_parquet(path: Path) -> list[int]:
 
 READERS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], list[int]]]] = {
     "sequence": (sequence_seed, read_sequence),
+    "large": (sequence_seed, read_large),
     "unfinished": (sequence_seed, read_unfinished),
     "irreducible": (irreducible_seed, read_irreducible),
     "receipt": (receipt_seed, read_receipt),
