@@ -179,6 +179,7 @@ try:
         for step in range(10_000):
             writer.append(torch.arange(10) + step % 900)
             if (step + 1) % 5 == 0:
+                writer.flush()
                 acknowledged = step + 1
 except OutputNotWritable as e:
     print(acknowledged, e)
