@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
+from goldiprox.analysis import ranks, share_of_best, spearman
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.paper import refit, tables, theory_exact
 from goldiprox.paper.exact import (
@@ -27,7 +28,6 @@ from goldiprox.paper.fig3 import conditions
 from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import is_above
 from goldiprox.paper.outcome import Outcome, publish
-from goldiprox.paper.ranks import ranks, share_of_best, spearman
 from goldiprox.paper.selections import Selection, Snapshots, Warmed
 from goldiprox.paper.settings import make_plan
 from goldiprox.paper.store import Kept, Store

@@ -46,7 +46,9 @@ class IrreducibleLosses:
                 f"output overflowed; train it again with a lower learning rate",
                 ids=infinite,
             )
-        self.values = values.detach().float().cpu()
+        # One more at the end, so that an id beyond the table finds NaN without being looked at.
+        self._padded = torch.cat([values.detach().float().cpu(), torch.full((1,), torch.nan)])
+        self.values = self._padded[:-1]
         self.data, self.config, self.parents = data, config or {}, parents or {}
         self._on: dict[torch.device, Tensor] = {}
 
@@ -59,8 +61,7 @@ class IrreducibleLosses:
         Nothing is looked at, so a GPU need not be waited for: an id beyond the table has no known loss.
         """
         if ids.device not in self._on:
-            unknown = torch.full((1,), torch.nan)
-            self._on[ids.device] = torch.cat([self.values, unknown]).to(ids.device)
+            self._on[ids.device] = self._padded.to(ids.device)
         return self._on[ids.device][ids.clamp(max=len(self))]
 
     @property

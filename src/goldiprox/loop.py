@@ -282,11 +282,8 @@ def _drive(runs: Sequence[_Run], engine: Engine) -> None:
             run.report()
         if checkpoints:
             _save(runs[0], engine)
-    except (
-        Interrupted,
-        RankLost,
-        WriterGone,
-    ) as e:  # before a step, or while its ids were waited for: all steps so far are whole
+    except (Interrupted, RankLost, WriterGone) as e:
+        # Before a step, or while its ids were waited for: all steps so far are whole.
         if checkpoints:
             _save(runs[0], engine)
         if isinstance(e, Interrupted):

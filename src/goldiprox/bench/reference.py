@@ -47,21 +47,3 @@ def selecting_loop(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-def uniform_loop(
-    model: nn.Module, x: Tensor, y: Tensor, *, steps: int, precision: str, optimizer: torch.optim.Optimizer
-) -> None:
-    """A training step on a batch of a shuffled epoch."""
-    context = lowered(x.device, precision)
-    order, position = torch.randperm(len(x), device=x.device), 0
-    for _ in range(steps):
-        if position + KEEP > len(order):
-            order, position = torch.randperm(len(x), device=x.device), 0
-        ids = order[position : position + KEEP]
-        position += KEEP
-        with context():
-            loss = cross_entropy(model(x[ids]), y[ids])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()

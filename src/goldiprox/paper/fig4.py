@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox.analysis import spearman
 from goldiprox.paper import plots
 from goldiprox.paper.lab import Lab, Runs
 from goldiprox.paper.label_noise import final_accuracy, is_above
 from goldiprox.paper.outcome import Outcome
-from goldiprox.paper.ranks import spearman
 from goldiprox.paper.selections import Selection
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig

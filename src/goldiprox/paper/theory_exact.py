@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox.analysis import share_of_best, spearman
 from goldiprox.paper.exact import (
     Belief,
     GaussianBelief,
@@ -15,7 +16,6 @@ from goldiprox.paper.exact import (
     gain_by_definition,
     gain_by_symmetry,
 )
-from goldiprox.paper.ranks import share_of_best, spearman
 from goldiprox.randomness import derive
 
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from goldiprox.analysis import spearman
 from goldiprox.data import TensorData, iterate
 from goldiprox.data.corruption import Truth
 from goldiprox.holdout import HoldoutConfig, score, train_holdout_model
 from goldiprox.loop import Task, fit
 from goldiprox.models import build
 from goldiprox.paper import refit
-from goldiprox.paper.ranks import spearman
 from goldiprox.prepare import Prepared
 from goldiprox.randomness import derive, shuffle
 
