@@ -16,6 +16,7 @@ from goldiprox.data import Batch, fingerprint, iterate, require_fingerprint, unw
 from goldiprox.errors import CorruptFile, DataError, FingerprintMismatch, MissingIrreducible, NonFiniteError, some
 from goldiprox.forward import check_losses
 from goldiprox.randomness import derive, seeded
+from goldiprox.watch import has_triton
 
 KIND = "irreducible"
 # What a file says of its data set decides how much is allocated; a stranger's file may say anything.
@@ -62,7 +63,12 @@ class IrreducibleLosses:
         """
         if ids.device not in self._on:
             self._on[ids.device] = self._padded.to(ids.device)
-        return self._on[ids.device][ids.clamp(max=len(self))]
+        table = self._on[ids.device]
+        if ids.is_cuda and has_triton() and len(ids):
+            from goldiprox.kernels import lookup
+
+            return lookup(table, ids)
+        return table[ids.clamp(max=len(self))]
 
     @property
     def ids(self) -> np.ndarray:
