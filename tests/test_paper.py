@@ -28,12 +28,13 @@ from goldiprox.paper.fig3 import conditions
 from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import is_above
 from goldiprox.paper.outcome import Outcome, publish
-from goldiprox.paper.selections import Selection, Snapshots, Warmed
+from goldiprox.paper.selections import Selection, Warmed
 from goldiprox.paper.settings import make_plan
-from goldiprox.paper.store import Kept, Store
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig
+from goldiprox.snapshots import Snapshots
 from goldiprox.stages import Silent
+from goldiprox.store import Kept, Store
 
 CPU = torch.device("cpu")
 SIZES = {"num_seen": st.integers(0, 20), "num_holdout": st.integers(1, 30), "seed": st.integers(0, 10**6)}
@@ -269,7 +270,7 @@ class TestStore:
     def test_every_setting_and_the_version_of_runs_make_another_key(self, tmp_path, monkeypatch):
         store = Store(tmp_path, CPU)
         keys = [store.key("a", {"x": 1}), store.key("a", {"x": 2}), store.key("b", {"x": 1})]
-        monkeypatch.setattr("goldiprox.paper.store.RUNS", 10**6)
+        monkeypatch.setattr("goldiprox.store.RUNS", 10**6)
         keys.append(store.key("a", {"x": 1}))
         assert len(set(keys)) == 4
 

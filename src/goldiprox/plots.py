@@ -1,4 +1,4 @@
-"""How the paper's figures look: a mean line and a band from the lowest to the highest seed."""
+"""How figures look: a mean line and a band from the lowest to the highest seed."""
 
 from collections.abc import Sequence
 from typing import Any
