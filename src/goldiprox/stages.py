@@ -203,12 +203,15 @@ class Stages:
         finally:
             torch.set_num_threads(before)
 
-    def try_selection(self, proxy: nn.Module) -> None:
+    def try_selection(self, proxy: nn.Module, acquisition: Acquisition | None = None, rule: Rule | None = None) -> None:
         """One selection without a trace, so that a long run does not fail at its second stage."""
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
-        Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
+        select = Selector(
+            acquisition or self.acquisition, keep=config.keep, irreducible=nothing, rule=rule or self.rule
+        )
+        select.check(proxy, batch)
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
         return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))
