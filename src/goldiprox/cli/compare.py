@@ -56,9 +56,9 @@ def compare(
 ) -> None:
     """Test whether selection pays: a large model on selected batches against uniform ones on every budget.
 
-    Uniform training gets 1/4 to 3 times the steps, on each budget with the whole schedule of the learning rate. Proxy and
-    holdout model are on the bill. Finished runs are kept in OUT/runs: a call that was broken off goes on, and a second
-    one only draws.
+    Uniform training gets 1/4 to 3 times the steps, on each budget with the whole schedule of the learning rate. Proxy
+    and holdout model are on the bill. Finished runs are kept in OUT/runs: a call that was broken off goes on, and a
+    second one only draws.
     """
     config = replace(config, data=replace(config.data, holdout_noise=_share(holdout_noise, config.data.noise)))
     plan = Plan(
@@ -168,8 +168,8 @@ def _accuracies(schedule: str, found: dict[str, Any], kinds: list[Any], result: 
         )
     wrong = percent(result["corrupted"]["training side"])
     title = (
-        f"{result['model']} on {result['data']['data']} ({wrong} corrupted), {result['steps']:,} steps of {result['keep']}, "
-        f"{schedule} rate; mean of {len(result['seeds'])} seed(s) (lowest to highest) [95% interval]"
+        f"{result['model']} on {result['data']['data']} ({wrong} corrupted), {result['steps']:,} steps of "
+        f"{result['keep']}, {schedule} rate; mean of {len(result['seeds'])} seed(s) (lowest to highest) [95% interval]"
     )
     return table(title, ["trained on", "accuracy (%)", "against uniform's\nbest from 1x on", "uniform needs"], rows)
 
@@ -179,7 +179,7 @@ def _costs(kinds: list[Any], result: dict[str, Any]) -> Any:
     for name, judged in kinds:
         for unit, by_replays in judged["speedup"].items():
             cells = [by_replays[str(n)]["text"] + _around(by_replays[str(n)]["interval"]) for n in result["replays"]]
-            rows.append([name, _UNITS[unit], *cells])
+            rows.append([name if unit == "flops" else "", _UNITS[unit], *cells])
     title = "Uniform's cost to the same accuracy divided by all costs; holdout model and proxy shared by the replays"
     return table(title, ["trained on", "in", *(f"{n} replay{'s' if n > 1 else ''}" for n in result["replays"])], rows)
 
@@ -211,8 +211,9 @@ def _signals(found: dict[str, Any]) -> Any:
 
 
 def _spread(figures: dict[str, Any]) -> str:
-    return f"{100 * figures['mean']:.1f} ({100 * figures['low']:.1f} to {100 * figures['high']:.1f})"
+    return f"{100 * figures['mean']:.1f} ({100 * figures['low']:.1f}-{100 * figures['high']:.1f})"
 
 
 def _around(interval: list[dict[str, Any]] | None) -> str:
-    return "" if interval is None else f"\n[{interval[0]['text']}, {interval[1]['text']}]"
+    ends = [f"{end['side']}{end['times']:.2f}" for end in interval or ()]
+    return f"\n[{', '.join(ends)}]" if ends else ""

@@ -18,7 +18,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     for number, (schedule, found) in enumerate(schedules.items()):
         _frontier(axes[2 * number], schedule, found, result)
         _curves(axes[2 * number + 1], schedule, found, result)
-    plots.legend(figure, axes, 4)
+    plots.legend(figure, axes, 3)
     figure.supxlabel(_caption(result), fontsize=6.5, color="dimgrey")
     files = []
     for suffix in ("png", "pdf"):
@@ -34,16 +34,18 @@ def _frontier(axes: Any, schedule: str, found: dict[str, Any], result: dict[str,
     runs = np.asarray([a["values"] for a in uniform["accuracy"]]).T
     plots.band(axes, budgets, 100 * runs, color=plots.COLOURS["uniform"], label="uniform", marker="o", ms=4)
     everything = [runs.ravel()]
-    for colour, (name, method) in zip(_colours(found), found["methods"].items(), strict=True):
+    for number, (name, method) in enumerate(found["methods"].items()):
+        colour = _colours(found)[number]
         for kind, marker, label in _kinds(method, name):
             accuracy, worth = method[kind]["accuracy"], method[kind]["worth"]["steps"]
             mean, low, high = (100 * accuracy[k] for k in ("mean", "low", "high"))
-            axes.plot([1, worth["times"]], [mean, mean], color=colour, lw=0.9, ls=":")
+            beside = 1.025 ** (number - (len(found["methods"]) - 1) / 2)  # so that methods do not hide each other
+            axes.plot([beside, worth["times"]], [mean, mean], color=colour, lw=0.9, ls=":")
             if worth["side"]:  # it leaves the range of budgets
                 arrow = ">" if worth["side"] == ">" else "<"
                 axes.plot([worth["times"]], [mean], color=colour, marker=arrow, ms=4, ls="")
             style = {"color": colour, "marker": marker, "ms": 6, "ls": "", "capsize": 2, "elinewidth": 1}
-            axes.errorbar([1], [mean], yerr=[[mean - low], [high - mean]], label=label, **style)
+            axes.errorbar([beside], [mean], yerr=[[mean - low], [high - mean]], label=label, **style)
             everything.append(np.asarray(accuracy["values"]))
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"{b:g}x" for b in budgets])

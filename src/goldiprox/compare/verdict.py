@@ -30,8 +30,8 @@ class Worth:
     side: Side = ""
 
     def __str__(self) -> str:
-        space = " " if self.side else ""
-        return f"{self.side}{space}{self.budget:.2f}x" if self.budget < 10 else f"{self.side}{space}{self.budget:.0f}x"
+        side = f"{self.side} " if self.side else ""
+        return f"{side}{self.budget:.2f}x" if self.budget < 10 else f"{side}{self.budget:.0f}x"
 
     @property
     def at_least(self) -> float:
@@ -160,6 +160,11 @@ class Bill:
         """Uniform's cost to the same accuracy, divided by the method's share of everything over so many replays."""
         return worth * self.method_steps * self.uniform_step / (self.each + self.once / replays)
 
+    @property
+    def break_even(self) -> float:
+        """What it has to be worth to pay at all, were proxy and holdout model free."""
+        return self.each / (self.method_steps * self.uniform_step)
+
     def pays_from(self, worth: float) -> int | None:
         """The number of replays from which it is cheaper than uniform; None where it never is."""
         gain = worth * self.method_steps * self.uniform_step - self.each
@@ -183,6 +188,8 @@ def verdict(worth: Worth, around: tuple[Worth, Worth] | None, bill: Bill, num_se
         return "pays", f"pays from {_replay(surely)} on"
     if at_best is None:
         return "does not pay", "does not pay on this data, however often it is replayed"
+    if around[1].side == ">" and bill.break_even >= around[1].budget:
+        guess += f"; it must be worth more than {bill.break_even:.1f}x, and uniform was run up to {around[1].budget:g}x"
     return "too close", f"too close to call with {num_seeds} seeds (best estimate: {guess})"
 
 
@@ -233,7 +240,8 @@ def judge(
         if bill is None:
             continue
         verdicts[unit] = dict(zip(("word", "sentence"), verdict(worth, around, bill, len(accuracies)), strict=True))
-        speedups[unit] = {str(n): _speedup(bill, worth, around, n) for n in replays} | asdict(bill)
+        speedups[unit] = {str(n): _speedup(bill, worth, around, n) for n in replays}
+        speedups[unit] |= asdict(bill) | {"break_even": bill.break_even}
     return {
         "accuracy": asdict(interval(accuracies)),
         "minus_uniforms_best": asdict(interval([a - b for a, b in zip(accuracies, best, strict=True)])),
