@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare, foretold, trials
 from goldiprox.compare.verdict import Bill, Frontier, Worth, below_uniform, interval, judge, t_value, verdict
-from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.loop import History
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Silent
@@ -336,6 +337,38 @@ class TestRuns:
         assert [line["trial"] for line in lines] == ["uniform", "a", "b"]
         assert "itself" not in lines[1]
         json.dumps(lines)
+
+    def test_a_trial_that_diverges_leaves_its_error(self, own, tmp_path, monkeypatch):
+        def diverges(*args, **kwargs):
+            raise NonFiniteError("it diverged")
+
+        monkeypatch.setattr(labs, "record_many", diverges)
+        lines = list(trials(replace(own, budgets=(1,)), tmp_path))
+        assert [line.get("error") for line in lines] == [None, "it diverged"]
+
+    def test_the_script_of_trials(self, tmp_path):
+        script = EXAMPLES.parent / "benchmarks" / "transfer.py"
+        flags = [
+            "--steps",
+            "12",
+            "--seeds",
+            "1",
+            "--budgets",
+            "1",
+            "--trials",
+            "top-k",
+            "cross-fit 2",
+            "--out",
+            tmp_path,
+        ]
+        flags += ["--method", "ranked+gumbel_top_k:1,holdout_epochs=1", "--holdout-noise", "equal"]
+        done = subprocess.run([sys.executable, script, *map(str, flags)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+        named = ["uniform", "short holdout training", "ranked+gumbel_top_k:1,holdout_epochs=1"]
+        assert [line["trial"] for line in lines] == named
+        assert lines[0]["data"]["holdout_noise"] == 0.1
+        assert "short holdout training: " in done.stdout
 
     def test_signals_are_ranked_by_how_runs_ended(self):
         early = {"ended_ahead": [1, 2, 3], "ahead_of_uniform": [3, 2, 1], "rank_correlation": [], "distinct": [1, 5, 6]}

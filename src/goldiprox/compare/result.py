@@ -14,6 +14,7 @@ from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, REPLAYS, Plan
 from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, judge
+from goldiprox.errors import NonFiniteError
 from goldiprox.optim import Schedule
 from goldiprox.stages import Progress, Silent
 from goldiprox.store import Runs, hardware
@@ -171,6 +172,8 @@ def foretold(methods: dict[str, Any]) -> dict[str, Any]:
 def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterator[dict[str, Any]]:
     """One method after another against the same uniform runs: a line each, as soon as it is known.
 
+    A method that fails (its model diverges, say) leaves a line with the error, and the next one is tried.
+
     Args:
         plan: With the methods to try.
         out: Where finished runs are kept, in ``out/runs``.
@@ -184,7 +187,10 @@ def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterat
         line = uniform.as_dict()
         yield {"trial": "uniform", "schedule": schedule, **about, **{k: line[k] for k in ("budgets", "accuracy")}}
         for method in plan.methods:
-            found = of_method(lab, method, schedule, uniform)
+            try:
+                found = of_method(lab, method, schedule, uniform)
+            except NonFiniteError as e:
+                found = {"settings": asdict(method), "error": str(e)}
             yield {"trial": method.name, "schedule": schedule, **about, **found}
 
 
