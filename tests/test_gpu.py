@@ -10,7 +10,7 @@ from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.optim import FlatAdamW
 
 if torch.cuda.is_available():
-    from goldiprox.kernels import highest
+    from goldiprox.kernels import highest, put_rows
 from test_training import SETTINGS, WithNorm, same_weights
 
 pytestmark = [
@@ -318,6 +318,34 @@ def test_the_kernel_that_takes_examples_gives_what_the_cpu_gives(dtype, normalis
     on_gpu = data.to("cuda")
     assert on_gpu.is_channels_last == last
     assert torch.equal(on_gpu.gather(ids)[0].cpu(), data.gather(ids)[0])
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_kernel_that_takes_rows_gives_what_indexing_gives(last):
+    x = torch.randn(320, 3, 9, 7, device="cuda")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    batch = gp.Batch(torch.arange(320, device="cuda") * 3, x, torch.randint(0, 10, (320,), device="cuda"))
+    rows = torch.randperm(320, device="cuda")[:32]
+    for taken, part in zip(batch.take(rows), batch, strict=True):
+        assert torch.equal(taken, part[rows])
+        assert taken.stride() == part[rows].stride()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_the_kernel_that_puts_rows_puts_each_into_its_place_alone(count):
+    values = [torch.rand(5 * n + 1, device="cuda") + 1 for n in range(count)]
+    targets = [torch.zeros(8, *value.shape, device="cuda") for value in values]
+    put_rows(values, targets, torch.tensor([6], device="cuda"))
+    for value, target in zip(values, targets, strict=True):
+        assert torch.equal(target[6], value)
+        assert target.count_nonzero() == value.numel()
+
+
+def test_the_table_of_irreducible_losses_knows_nothing_beyond_its_end():
+    table = gp.IrreducibleLosses(torch.arange(10.0))
+    found = table[torch.tensor([9, 0, 10, 10**6], device="cuda")].tolist()
+    assert found[:2] == [9, 0]
+    assert all(value != value for value in found[2:])
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -26,6 +26,7 @@ from goldiprox.errors import (
 )
 from goldiprox.forward import check_losses
 from goldiprox.randomness import derive, seeded
+from goldiprox.watch import has_triton
 
 KIND = "irreducible"
 Combined = Literal["losses", "probabilities"]
@@ -73,7 +74,12 @@ class IrreducibleLosses:
         """
         if ids.device not in self._on:
             self._on[ids.device] = self._padded.to(ids.device)
-        return self._on[ids.device][ids.clamp(max=len(self))]
+        table = self._on[ids.device]
+        if ids.is_cuda and has_triton() and len(ids):
+            from goldiprox.kernels import lookup
+
+            return lookup(table, ids)
+        return table[ids.clamp(max=len(self))]
 
     @property
     def ids(self) -> np.ndarray:

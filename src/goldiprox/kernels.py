@@ -2,12 +2,14 @@
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.cuda import device_of
 from triton.language.extra import libdevice
 
 _BLOCK = 512
@@ -64,7 +66,8 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, low: Tensor | None, step: 
     grid = (triton.cdiv(p.numel(), _BLOCK),)
     rest = (p.numel(), *betas, group["eps"], group["weight_decay"])
     copy = p if low is None else low
-    _adamw[grid](p, g, m, v, copy, group["lr"], step, *rest, LOW=low is not None, BLOCK=_BLOCK)
+    with device_of(p):
+        _adamw[grid](p, g, m, v, copy, group["lr"], step, *rest, LOW=low is not None, BLOCK=_BLOCK)
 
 
 @triton.jit
@@ -98,19 +101,35 @@ def highest(scores: Tensor, ids: Tensor, keep: int) -> Tensor:
     """
     rows = torch.empty(keep, dtype=torch.int64, device=scores.device)
     grid = (triton.cdiv(len(scores), 16),)
-    _highest[grid](scores.contiguous(), ids.contiguous(), rows, len(scores), keep, BLOCK=16, TILE=128)
+    with device_of(scores):
+        _highest[grid](scores.contiguous(), ids.contiguous(), rows, len(scores), keep, BLOCK=16, TILE=128)
     return rows
 
 
 @triton.jit
 def _take(
-    x, ids, out, scale, shift, size, inner, channels, scales: tl.constexpr, shifts: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    y,
+    ids,
+    out,
+    out_y,
+    scale,
+    shift,
+    size,
+    inner,
+    channels,
+    scales: tl.constexpr,
+    shifts: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
+    id = tl.load(ids + row)
+    if tl.program_id(1) == 0:
+        tl.store(out_y + row, tl.load(y + id))
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     channel = (i // inner) % channels
-    value = tl.load(x + tl.load(ids + row) * size + i, inside).to(tl.float32)
+    value = tl.load(x + id * size + i, inside).to(tl.float32)
     # Rounded twice, as torch does it: a fused multiply-add would differ from data that loading processes prepare.
     if scales:
         value = libdevice.mul_rn(value, tl.load(scale + channel))
@@ -119,22 +138,82 @@ def _take(
     tl.store(out + row.to(tl.int64) * size + i, value, inside)
 
 
-def take(x: Tensor, ids: Tensor, scale: Tensor | None, shift: Tensor | None, *, channels_last: bool) -> Tensor:
-    """``x[ids] * scale + shift`` in float32, in one pass.
+def take(
+    x: Tensor, y: Tensor, ids: Tensor, scale: Tensor | None, shift: Tensor | None, *, channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """``x[ids] * scale + shift`` in float32, and ``y[ids]``, in one pass.
 
     Args:
         x: Contiguous, examples first.
+        y: One number an example.
         ids: Which.
         scale: One number, or one a channel; None for 1.
         shift: One a channel; None for 0.
         channels_last: The channel is the last dimension, not the second.
     """
     out = torch.empty(len(ids), *x.shape[1:], device=x.device)
+    out_y = torch.empty(len(ids), dtype=y.dtype, device=y.device)
     size = out[0].numel()
     channels = max(t.numel() for t in (scale, shift) if t is not None) if scale is not None or shift is not None else 1
     inner = 1 if channels_last else size // channels
     some = x if scale is None else scale
     affine = (some, some if shift is None else shift)
     flags = (scale is not None, shift is not None)
-    _take[(len(ids), triton.cdiv(size, 1024))](x, ids, out, *affine, size, inner, channels, *flags, BLOCK=1024)
+    grid = (len(ids), triton.cdiv(size, 1024))
+    with device_of(x):
+        _take[grid](x, y, ids, out, out_y, *affine, size, inner, channels, *flags, BLOCK=1024)
+    return out, out_y
+
+
+@triton.jit
+def _lookup(table, ids, out, n, length, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    id = tl.load(ids + i, i < n, other=0)
+    known = (i < n) & (id >= 0) & (id < length)
+    tl.store(out + i, tl.load(table + id, known, other=float("nan")), i < n)
+
+
+def lookup(table: Tensor, ids: Tensor) -> Tensor:
+    """``table[ids]``, NaN for ids beyond the table."""
+    out = torch.empty(len(ids), dtype=table.dtype, device=table.device)
+    with device_of(table):
+        _lookup[(triton.cdiv(len(ids), 128),)](table, ids.contiguous(), out, len(ids), len(table), BLOCK=128)
     return out
+
+
+@triton.jit
+def _rows(a, b, c, to_a, to_b, to_c, rows, size_a, size_b, size_c, INTO: tl.constexpr, BLOCK: tl.constexpr):
+    number = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + number)
+    here = number if INTO else row
+    there = row if INTO else number
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(to_a + there * size_a + i, tl.load(a + here * size_a + i, i < size_a), i < size_a)
+    tl.store(to_b + there * size_b + i, tl.load(b + here * size_b + i, i < size_b), i < size_b)
+    tl.store(to_c + there * size_c + i, tl.load(c + here * size_c + i, i < size_c), i < size_c)
+
+
+def _copy_rows(sources: Sequence[Tensor], targets: Sequence[Tensor], rows: Tensor, *, into: bool) -> None:
+    """Copies rows of up to three tensors at once; a tensor that is given twice is copied twice, which does no harm."""
+    a, b, c = (*sources, *sources, *sources)[:3]
+    to_a, to_b, to_c = (*targets, *targets, *targets)[:3]
+    sizes = [t[0].numel() for t in ((to_a, to_b, to_c) if into else (a, b, c))]
+    grid = (len(rows), triton.cdiv(max(sizes), 512))
+    with device_of(rows):
+        _rows[grid](a, b, c, to_a, to_b, to_c, rows, *sizes, INTO=into, BLOCK=512)
+
+
+def take_rows(tensors: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """``[t[rows] for t in tensors]`` for up to three dense tensors, which keep the order of their dimensions."""
+    taken = [
+        torch.empty_strided((len(rows), *t.shape[1:]), t.stride(), dtype=t.dtype, device=t.device) for t in tensors
+    ]
+    _copy_rows(tensors, taken, rows, into=False)
+    return taken
+
+
+def put_rows(values: Sequence[Tensor], targets: Sequence[Tensor], row: Tensor) -> None:
+    """``target[row] = value`` for each, the row being a tensor of one number."""
+    for first in range(0, len(values), 3):
+        part = [v.contiguous() for v in values[first : first + 3]]
+        _copy_rows(part, targets[first : first + 3], row, into=True)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from goldiprox.data.resident import TensorData
 from goldiprox.errors import DataError
 from goldiprox.randomness import derive, seeded
+from goldiprox.watch import has_triton
 
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -47,10 +48,21 @@ class Batch(NamedTuple):
 
     def take(self, rows: Int[Tensor, " k"]) -> "Batch":
         """The batch of these rows (positions inside this batch), in that order."""
+        if all(map(_is_dense, self)) and rows.is_cuda and has_triton():
+            from goldiprox.kernels import take_rows
+
+            return Batch(*take_rows(self, rows))
         return Batch(*(_take(part, rows, self.num_examples) for part in self))
 
     def to(self, device: torch.device | str) -> "Batch":
         return Batch(*(map_tensors(lambda t: t.to(device, non_blocking=True), part) for part in self))
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether rows lie one after another in a GPU's memory, so that a kernel can copy them."""
+    if not isinstance(value, Tensor) or not value.is_cuda or not len(value):
+        return False
+    return value.is_contiguous() or (value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last))
 
 
 def _take(value: Any, rows: Tensor, n: int) -> Any:

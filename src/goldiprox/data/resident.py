@@ -58,6 +58,8 @@ class TensorData(Dataset):
             and self._rows.is_contiguous()
             and (x.dtype == torch.uint8 or x.is_floating_point())
             and x.dtype != torch.float64
+            and y.ndim == 1
+            and y.is_contiguous()
             and has_triton()
         )
         self._copies: dict[str, TensorData] = {}
@@ -84,8 +86,8 @@ class TensorData(Dataset):
         if self._in_one_pass and len(ids):
             from goldiprox.kernels import take
 
-            x = take(self._rows, ids, self._scale, self._shift, channels_last=self.is_channels_last)
-            return x.permute(0, 3, 1, 2) if self.is_channels_last else x, self.y[ids]
+            x, y = take(self._rows, self.y, ids, self._scale, self._shift, channels_last=self.is_channels_last)
+            return x.permute(0, 3, 1, 2) if self.is_channels_last else x, y
         x = self._rows[ids]
         if x.is_floating_point():
             x = x.float()

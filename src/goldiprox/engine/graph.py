@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from goldiprox.data import Batch
 from goldiprox.engine.step import Trainer, check_finite
 from goldiprox.randomness import host_generators, unguarded
+from goldiprox.watch import has_triton
 
 log = logging.getLogger(__name__)
 
@@ -107,20 +108,24 @@ class Lane:
         draws = generator is not None and generator.get_offset() != drawn
         if generator:
             generator.set_offset(drawn)
-        self._write("id", batch.ids)
-        for name, value in values.items():
-            self._write(name, value)
         losses = self.trainer.losses(batch)
-        self._write("training loss", losses.detach())
+        self._write({"id": batch.ids, **values, "training loss": losses.detach()})
         self.trainer.update(losses)
         return draws
 
-    def _write(self, name: str, value: Tensor) -> None:
-        if name not in self.written:
-            shape = (2 * WINDOW, *value.shape)
-            self.written[name] = torch.empty(shape, dtype=value.dtype, device=self.device)
-            self.copies[name] = torch.empty(shape, dtype=value.dtype).pin_memory()
-        self.written[name].index_copy_(0, self.slot, value[None])
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            if name not in self.written:
+                shape = (2 * WINDOW, *value.shape)
+                self.written[name] = torch.empty(shape, dtype=value.dtype, device=self.device)
+                self.copies[name] = torch.empty(shape, dtype=value.dtype).pin_memory()
+        if has_triton():
+            from goldiprox.kernels import put_rows
+
+            put_rows(list(values.values()), [self.written[name] for name in values], self.slot)
+        else:
+            for name, value in values.items():
+                self.written[name].index_copy_(0, self.slot, value[None])
 
     def fetch(self, base: int, count: int) -> None:
         for name, written in self.written.items():
