@@ -239,6 +239,7 @@ class TestPlan:
             ({"methods": (Method("top_k", candidates=4),)}, "cannot keep 32 of 4"),
             ({"schedules": ("linear",)}, "unknown schedule"),
             ({"at_once": 0}, "at least 1"),
+            ({"uniform_on": "test"}, "everything"),
         ],
     )
     def test_that_cannot_be(self, settings, message):
@@ -321,6 +322,10 @@ class TestRuns:
         lab.uniform("cosine")
         ids = [i for batch in seen[0].batches for i in batch.ids.tolist()][: len(lab.train)]
         assert sorted(ids) == sorted(lab.train.tolist())
+        lab.plan = replace(lab.plan, steps=1200, uniform_on="everything")
+        lab.uniform("cosine")
+        ids = [i for batch in seen[1].batches for i in batch.ids.tolist()]
+        assert set(ids) == set(range(len(lab.stages.data)))
 
     def test_tables_of_several_models_differ_from_one_and_cost_as_many(self, own, tmp_path):
         lab = Lab(own, tmp_path, Silent())
@@ -348,19 +353,8 @@ class TestRuns:
 
     def test_the_script_of_trials(self, tmp_path):
         script = EXAMPLES.parent / "benchmarks" / "transfer.py"
-        flags = [
-            "--steps",
-            "12",
-            "--seeds",
-            "1",
-            "--budgets",
-            "1",
-            "--trials",
-            "top-k",
-            "cross-fit 2",
-            "--out",
-            tmp_path,
-        ]
+        flags = ["--steps", "12", "--seeds", "1", "--budgets", "1", "--out", tmp_path]
+        flags += ["--trials", "short holdout training"]
         flags += ["--method", "ranked+gumbel_top_k:1,holdout_epochs=1", "--holdout-noise", "equal"]
         done = subprocess.run([sys.executable, script, *map(str, flags)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -404,6 +398,7 @@ class TestCommand:
         assert Path(result["figures"][0]).is_file()
         code, shown, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c")
         assert code == 0
+        assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
         for said in ("uniform, 2x", "gumbel_top_k:1", "in FLOPs: ", "on its way: ", "Next: "):
             assert said in shown
 

@@ -46,6 +46,9 @@ def compare(
     preset: Annotated[
         str | None, typer.Option(help="paper: top_k, constant rate, 320 candidates, 32 kept, as in the paper.")
     ] = None,
+    uniform_on: Annotated[
+        str, typer.Option(help="What uniform training sees: train, or everything (the holdout too).")
+    ] = "train",
     itself: Annotated[bool, typer.Option(help="Also let the large model select for itself.")] = True,
     at_once: Annotated[int, typer.Option(help="Runs of the large model in one CUDA graph.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps, to see that it runs.")] = False,
@@ -68,6 +71,7 @@ def compare(
         budgets=_numbers(budgets),
         seeds=tuple(range(seeds)),
         schedules=("cosine", "constant") if schedule == "both" else (schedule or "cosine",),  # type: ignore[arg-type]
+        uniform_on=uniform_on,  # type: ignore[arg-type]
         itself=itself,
         at_once=at_once,
     )
@@ -91,7 +95,8 @@ def compare(
         return
     for schedule_name, found in result["schedules"].items():
         _show(schedule_name, found, result)
-    out.print(f"\nNumbers and figures: {', '.join([str(target / 'compare.json'), *result['figures']])}")
+    out.print(f"\n{_caution(result)}")
+    out.print(f"Numbers and figures: {', '.join([str(target / 'compare.json'), *result['figures']])}")
     if quick:
         out.print("Quick: a few steps, to see that it runs; the verdict needs the full size.")
         next_command(f"compare{o.data_flags(config, 'proxy', 'model')}")
@@ -139,6 +144,25 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 _UNITS = {"flops": "FLOPs", "seconds": "seconds"}
+
+
+def _caution(result: dict[str, Any]) -> str:
+    said = f"{result['hardware']}, torch {result['versions']['torch']}, seeds {', '.join(map(str, result['seeds']))}"
+    if "CPU" in result["hardware"]:
+        said += "; seconds depend on what else runs on this machine"
+    sizes = set()
+    for found in result["schedules"].values():
+        sizes.update(found["uniform"]["together"])
+        sizes.update(
+            n
+            for m in found["methods"].values()
+            for k in ("sequence", "itself")
+            for n in m.get(k, {}).get("together", ())
+        )
+    if len(sizes) > 1:
+        numbers = ", ".join(map(str, sorted(sizes)))
+        said += f"; runs of the large model were made {numbers} at a time, so their seconds do not compare"
+    return said
 
 
 def _below(judged: dict[str, Any]) -> str:

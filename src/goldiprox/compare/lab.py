@@ -85,8 +85,7 @@ class Lab:
         self.stages.try_selection(proxy, self._acquisition(method), rule)
 
     def uniform(self, schedule: Schedule) -> list[Runs]:
-        """The large model on shuffled passes over the training side, as a plain loader gives them: for every length
-        of the plan, for every seed.
+        """The large model on shuffled passes, as a plain loader gives them: for every length of the plan and seed.
 
         With a constant learning rate a shorter run is the beginning of a longer one, and is not made again.
         """
@@ -101,7 +100,8 @@ class Lab:
 
         def settings(seed: int) -> dict[str, Any]:
             given = {"model": identity(name), "dropout": self.plan.config.dropout, "keep": self.plan.config.keep}
-            return {**self._data, **given, **asdict(config), "steps": steps, "every": every, "seed": seed}
+            given |= {"on": self.plan.uniform_on, "steps": steps, "every": every}
+            return {**self._data, **given, **asdict(config), "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
             with self._stage(f"uniform, {steps:,} steps", name, steps) as on_step:
@@ -118,7 +118,10 @@ class Lab:
         self, model: nn.Module, seed: int, steps: int, every: int, config: TrainingConfig, on_step: OnStep | None
     ) -> Task:
         data, num_workers = self.stages.data, self.plan.config.num_workers
-        sampler = CandidateSampler(self.train, self.plan.config.keep, seed=seed, steps=steps)
+        ids = self.train
+        if self.plan.uniform_on == "everything":
+            ids = np.union1d(ids, self.stages.prepared.split.holdout)
+        sampler = CandidateSampler(ids, self.plan.config.keep, seed=seed, steps=steps)
         batches = iterate(data, sampler.batches(), device=self.device, num_workers=num_workers, seed=seed)
         resident = on_device(data, self.device, num_workers)
 
@@ -337,8 +340,8 @@ class Lab:
     def _runs(
         self, kind: str, settings: Callable[[int], dict[str, Any]], make: Callable[[Sequence[int]], Runs], at_once: int
     ) -> Runs:
-        # One after another anyway: then each is kept as soon as it is done.
-        together = at_once if self.device.type == "cuda" else 1
+        # One after another where a graph cannot hold several: then each is kept as soon as it is done.
+        together = at_once if self.device.type == "cuda" and not self.plan.config.dropout else 1
         return self.store.found_or_made(kind, self.plan.seeds, settings, make, together=together)
 
 

@@ -1,13 +1,14 @@
 """What is compared with what, and how long each run is."""
 
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from goldiprox.compare.methods import Method
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.stages import RunConfig
 
+UniformOn = Literal["train", "everything"]
 EVALUATIONS = 12
 """Of a run as long as the methods': halves, thirds and quarters of it are evaluated too."""
 REPLAYS = (1, 5, 20)
@@ -26,6 +27,8 @@ class Plan:
         seeds: A run of each kind for every one.
         schedules: Of the learning rate. With ``cosine`` every run decays it to zero; with ``constant`` the shorter
             uniform runs are the beginnings of the longest.
+        uniform_on: What uniform runs train on: ``train``, the side that methods select from; or ``everything``, the
+            holdout too, whose labels methods use by way of the holdout model.
         itself: Whether the large model also selects for itself.
         compared: About how many candidates proxy and large model are compared in rank on; 0 for none.
         at_once: How many runs of the large model are branches of one CUDA graph.
@@ -38,6 +41,7 @@ class Plan:
     budgets: tuple[float, ...] = (0.25, 0.5, 1, 2, 3)
     seeds: tuple[int, ...] = (0, 1, 2)
     schedules: tuple[Schedule, ...] = ("cosine",)
+    uniform_on: UniformOn = "train"
     itself: bool = True
     compared: int = 640
     at_once: int = 1
@@ -58,6 +62,8 @@ class Plan:
         for schedule in self.schedules:
             if schedule not in get_args(Schedule):
                 raise UnknownName("schedule", schedule, (*get_args(Schedule), "both"))
+        if self.uniform_on not in get_args(UniformOn):
+            raise UnknownName("--uniform-on", self.uniform_on, get_args(UniformOn))
         for method in self.methods:
             if (method.candidates or self.config.candidates) < self.config.keep:
                 raise ConfigError(

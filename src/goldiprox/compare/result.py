@@ -55,6 +55,7 @@ def describe(lab: Lab) -> dict[str, Any]:
         },
         "model": plan.config.model,
         "proxy": plan.config.proxy,
+        "uniform_on": plan.uniform_on,
         "steps": plan.method_steps,
         "keep": plan.config.keep,
         "candidates": plan.config.candidates,
@@ -164,7 +165,7 @@ def foretold(methods: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"runs": len(ends)}
     for signal in SIGNALS:
         values = [v for found in methods.values() for v in found["early"][signal]]
-        enough = len(values) == len(ends) >= 6
+        enough = len(values) == len(ends) >= 6 and bool(np.isfinite(values).all())
         told[signal] = spearman(np.asarray(values), np.asarray(ends)) if enough else None
     return told
 
