@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -99,7 +100,8 @@ def compare(
     out.print(f"Numbers and figures: {', '.join([str(target / 'compare.json'), *result['figures']])}")
     if quick:
         out.print("Quick: a few steps, to see that it runs; the verdict needs the full size.")
-        next_command(f"compare{o.data_flags(config, 'proxy', 'model')}")
+        again = "".join(f" --method {quote(text)}" for text in method or ())
+        next_command(f"compare{o.data_flags(config, 'proxy', 'model')}{again}")
 
 
 def _preset(name: str, plan: Plan, given: list[str]) -> Plan:

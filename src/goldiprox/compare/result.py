@@ -63,7 +63,7 @@ def describe(lab: Lab) -> dict[str, Any]:
         "seeds": list(plan.seeds),
         "replays": list(REPLAYS),
         "at_once": plan.at_once if lab.device.type == "cuda" else 1,
-        "hardware": hardware(lab.device),
+        "hardware": hardware(lab.device) + (", small models on one" if lab.device.type == "cpu" else ""),
         "versions": versions(),
     }
 
