@@ -12,9 +12,9 @@ METHOD_COLOURS = ("#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9", "#00000
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws into ``compare.png`` and ``compare.pdf``, two panels for every schedule."""
+    """Draws into ``compare.png`` and ``compare.pdf``, a row for every schedule."""
     schedules = result["schedules"]
-    figure, axes = plots.panels(2 * len(schedules), width=4.8, height=3.8)
+    figure, axes = plots.panels(2, rows=len(schedules), width=4.8, height=3.8)
     for number, (schedule, found) in enumerate(schedules.items()):
         _frontier(axes[2 * number], schedule, found, result)
         _curves(axes[2 * number + 1], schedule, found, result)
