@@ -409,6 +409,7 @@ class TestCommand:
             (["--budgets", "a,b"], "give numbers"),
             (["--holdout-noise", "some"], "clean, equal, or a share"),
             (["--preset", "paper", "--method", "top_k"], "leave out one or the other"),
+            (["--preset", "paper", "--keep", "16", "--lr", "0.1"], "what --keep and --lr would"),
             (["--preset", "practice"], "preset"),
             (["--schedule", "linear"], "schedule"),
             (["--seeds", "0"], "at least one"),

@@ -107,8 +107,13 @@ def compare(
 def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
     if name != "paper":
         raise UnknownName("preset", name, ["paper"])
+    default, config = RunConfig(), plan.config
+    decided = ("acquisition", "candidates", "keep", "dropout")
+    given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
+    decided = ("lr", "weight_decay")
+    given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
     if given:
-        raise ConfigError(f"--preset paper says what {' and '.join(given)} would; leave out one or the other")
+        raise ConfigError(f"--preset paper decides what {' and '.join(given)} would; leave out one or the other")
     return plans.as_in_the_paper(plan)
 
 
