@@ -97,6 +97,14 @@ CASES = {
     "gumbel": {"rule": gp.gumbel_top_k(1.0)},
     "bald": {"model": dropout_mlp, "acquisition": gp.bald},
     "uniform": {"acquisition": gp.uniform},
+    "ahead": {"ahead": True, "columns": ("score",)},
+    "ahead, augmented in two loading processes": {
+        "data": Augmented(make_blobs()),
+        "acquisition": gp.loss,
+        "irreducible": None,
+        "num_workers": 2,
+        "ahead": True,
+    },
 }
 
 

@@ -117,6 +117,14 @@ STEP_SETTINGS = {
     "entropy": {"acquisition": gp.entropy},
     "gradient_norm": {"acquisition": gp.gradient_norm},
     "ordered_loss": {"acquisition": gp.ordered_loss},
+    "ahead": {"ahead": True},
+    "ahead, cosine, Gumbel": {
+        "ahead": True,
+        "config": gp.TrainingConfig(schedule="cosine", lr=3e-3),
+        "rule": gp.gumbel_top_k(0.7),
+    },
+    "ahead, eval mode": {"ahead": True, "mode": "eval"},
+    "ahead, torch's AdamW": {"ahead": True, "optimizer": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)},
 }
 
 
@@ -361,7 +369,7 @@ def test_bf16_copies_of_the_weights_are_what_autocast_would_make():
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("name", ["plain", "dropout", "cosine", "gumbel", "another optimiser", "uniform"])
+@pytest.mark.parametrize("name", ["plain", "dropout", "cosine", "gumbel", "another optimiser", "uniform", "ahead"])
 def test_a_recording_on_a_gpu_goes_on_as_if_nothing_had_happened(name, tmp_path):
     case = dict(checkpoint_tests.CASES[name])
     make = case.pop("model", make_mlp)

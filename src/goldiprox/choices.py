@@ -75,17 +75,22 @@ class Selecting:
         rows, scored = self.select.choose(self.model, candidates, step)
         self.num_scored = scored.num_scored
         kept = candidates.take(rows)
-        if self.kept is not None:
-            self.kept.index_copy_(0, (step % self.RING)[None], kept.ids[None])
-            self.chosen.record()
+        self._tell(kept.ids, step)
         return kept, {"scores": scored.scores, **{name: scored.known[name][rows] for name in self.columns}}
+
+    def _tell(self, ids: Tensor, step: Tensor) -> None:
+        """Lets a second model know what was chosen."""
+        if self.kept is not None:
+            self.kept.index_copy_(0, (step % self.RING)[None], ids[None])
+            self.chosen.record()
 
     def written(self, first: int, values: Mapping[str, Tensor]) -> None:
         values = {name: value.clone() for name, value in values.items()}  # their memory is used again
         finite = values["scores"].isfinite().all(1).tolist()
         for row, sound in enumerate(finite):
             if not sound:
-                ids, table = self.window(first + row, 1)[0].cpu(), self.select.irreducible
+                ids = self.sampler.window(first + row, 1, self.data.x.device)[0].cpu()
+                table = self.select.irreducible
                 known = table[ids] if isinstance(table, IrreducibleLosses) else None
                 Scored(first + row, ids, values["scores"][row], None, known).check()
             self.on_kept(values["id"][row], {name: values[name][row] for name in self.columns})

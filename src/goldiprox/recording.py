@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, uniform
+from goldiprox.ahead import Pending, SelectingAhead, choose_ahead
 from goldiprox.artifacts import check_output
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id
@@ -72,6 +73,7 @@ def record(
     forward: Forward = call,
     mode: ScoringMode = "train_frozen_stats",
     augmented: Any = None,
+    ahead: bool = False,
     seed: int = 0,
     num_workers: int | None = None,
     engine: EngineName = "auto",
@@ -113,6 +115,8 @@ def record(
         mode: BatchNorm's and dropout's mode while scoring.
         augmented: The same examples with augmentation: candidates are scored as `data` gives them, and only those kept
             are loaded from here for training.
+        ahead: Choose what the next step trains on before this step's update: scores are one step old, and on a GPU
+            scoring and training run at the same time.
         seed: Of candidates, selection and dropout.
         num_workers: Loading processes. None: slice resident data, load other data in this process.
         engine: How steps run, see `goldiprox.loop.fit`.
@@ -148,6 +152,7 @@ def record(
         forward=forward,
         mode=mode,
         augmented=augmented,
+        ahead=ahead,
         seed=seed,
         num_workers=loading_processes(engine, num_workers),
         evaluate=evaluate,
@@ -224,6 +229,7 @@ class Job:
     forward: Forward = call
     mode: ScoringMode = "train_frozen_stats"
     augmented: Any = None
+    ahead: bool = False
     seed: int = 0
     num_workers: int | None = None
     evaluate: Evaluate | None = None
@@ -289,6 +295,9 @@ class Job:
             )
         sliced = self.augmented is None and self.ranks is None
         self.resident = on_device(self.data, self.device, self.num_workers) if sliced else None
+        if self.ahead and self.ranks:
+            raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
+        self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
         self.recorder = Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
 
     def task(self) -> Task:
@@ -309,7 +318,7 @@ class Job:
             on_step=self.on_step,
             checkpoints=self.checkpoints,
             saved=self.saved,
-            state=lambda step: self.recorder.state(),  # noqa: ARG005
+            state=lambda step: self.recorder.state() | {"pending": self.pending.state()},  # noqa: ARG005
         )
 
     def _batches(self) -> Iterable[Batch] | Feed:
@@ -325,11 +334,16 @@ class Job:
         if self.together:
             source = self.data if self.augmented is None else self.augmented
             return self.together.batches(self.select, self.sampler, self.recorder, load, source)
-        eager = self._recorded(choose(self.select, self.proxy, self.sampler, load))
+        parts = (self.select, self.proxy, self.sampler)
+        if self.ahead:
+            self.select.step += self.pending.values is not None
+            eager = self._recorded(choose_ahead(*parts, load, self.pending, self.start))
+        else:
+            eager = self._recorded(choose(*parts, load))
         if self.resident is None:
             return eager
-        take_down = self.recorder.append
-        return Selecting(self.resident, self.select, self.proxy, self.sampler, eager, self.columns, take_down)
+        feed = (self.resident, *parts, eager, self.columns, self.recorder.append)
+        return SelectingAhead(*feed, pending=self.pending, start=self.start) if self.ahead else Selecting(*feed)
 
     def _recorded(self, choices: Choices) -> Iterator[Batch]:
         for kept, values in choices:
@@ -344,6 +358,7 @@ class Job:
             "num_train": len(self.train_ids),
             "seed": self.seed,
             "mode": self.mode,
+            **({"ahead": True} if self.ahead else {}),
             **({"pieces": self.pieces, "update": self.update} if self.ranks else {}),
             **(self.extra_config or {}),
         }

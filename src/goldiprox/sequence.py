@@ -24,6 +24,8 @@ from goldiprox.randomness import hash_ids
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
 BLOCK = 2**20
+STEPS_AT_ONCE = 64
+"""Steps that a pass over a file turns into lists of ids together."""
 MAX_COUNTED = 2**22
 
 
@@ -194,11 +196,16 @@ class Sequence:
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
         start, self._start, self._next_step = self._start, 0, self._start
-        for step in itertools.count(start):
-            if step >= self._wait(step + 1):
+        at_once = 1 if self._table.grows else STEPS_AT_ONCE
+        for first in itertools.count(start, at_once):
+            there = self._wait(first + 1)
+            if first >= there:
                 return
-            self._next_step = step + 1
-            yield self[step].tolist()
+            rows = self._table.rows("id", first * self.keep, min(first + at_once, there) * self.keep)
+            mine = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+            for ids in rows.reshape(-1, self.keep)[:, mine].tolist():
+                self._next_step += 1
+                yield ids
 
     def state_dict(self) -> dict[str, Any]:
         """The next step to give.

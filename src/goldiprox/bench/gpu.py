@@ -73,16 +73,15 @@ class Running:
         return milliseconds(lambda: self.advance(STEPS), STEPS)
 
 
-def job_of(name: str, data: TensorData, config: TrainingConfig, seed: int = 0) -> Job:
+def job_of(name: str, data: TensorData, config: TrainingConfig, seed: int = 0, *, ahead: bool = False) -> Job:
     table = IrreducibleLosses(torch.rand(len(data), generator=torch.Generator().manual_seed(1)))
-    return Job(
-        made(name, seed), data, irreducible=table, steps=10**9, config=config, seed=seed, ids=np.arange(len(data))
-    )
+    settings = {"config": config, "seed": seed, "ahead": ahead}
+    return Job(made(name, seed), data, irreducible=table, steps=10**9, ids=np.arange(len(data)), **settings)
 
 
-def selecting(names: list[str], data: TensorData, config: TrainingConfig) -> Running:
+def selecting(names: list[str], data: TensorData, config: TrainingConfig, *, ahead: bool = False) -> Running:
     """Steps of `record`, of one proxy or of several at once."""
-    tasks = [job_of(name, data, config, seed).task() for seed, name in enumerate(names)]
+    tasks = [job_of(name, data, config, seed, ahead=ahead).task() for seed, name in enumerate(names)]
     trainers = [Trainer(t.model, steps=None, config=config) for t in tasks]
     return Running(Graph(trainers, [t.batches for t in tasks]), config.precision)  # type: ignore[misc]
 
@@ -94,9 +93,9 @@ def training(name: str, data: TensorData, config: TrainingConfig) -> Running:
     return Running(Graph([Trainer(made(name), steps=None, config=config)], [feed]), config.precision)
 
 
-def both(proxy: str, model: str, data: TensorData, config: TrainingConfig) -> Running:
+def both(proxy: str, model: str, data: TensorData, config: TrainingConfig, *, ahead: bool = False) -> Running:
     """Steps of `record_and_train`."""
-    task = job_of(proxy, data, config).task()
+    task = job_of(proxy, data, config, ahead=ahead).task()
     trainers = [Trainer(task.model, steps=None, config=config), Trainer(made(model), steps=None, config=config)]
     behind = Behind(task.batches, 10**9)  # type: ignore[arg-type]
     return Running(Graph(trainers, [task.batches, behind]), config.precision)  # type: ignore[list-item]
@@ -148,11 +147,15 @@ def large_forward(name: str, data: TensorData, config: TrainingConfig, batch: in
     return per_step
 
 
-def bench_step(name: str, target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
+def _suffix(*, compile: bool, ahead: bool) -> str:
+    return (", compiled" if compile else "") + (", choosing ahead" if ahead else "")
+
+
+def bench_step(name: str, target: float, *, repeats: int, compile: bool, ahead: bool = False) -> Iterator[Measurement]:
     config = configured(name, compile=compile)
     data = made_up_data(SHAPES[name])
-    ours = selecting([name], data, config)
-    suffix = ", compiled" if compile else ""
+    ours = selecting([name], data, config, ahead=ahead)
+    suffix = _suffix(compile=compile, ahead=ahead)
     yield compare(
         f"selecting step, {name}{suffix}: plain loop / ours",
         ours.per_step,
@@ -164,28 +167,29 @@ def bench_step(name: str, target: float, *, repeats: int, compile: bool) -> Iter
     )
 
 
-def bench_floor(name: str, target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
+def bench_floor(name: str, target: float, *, repeats: int, compile: bool, ahead: bool = False) -> Iterator[Measurement]:
     config = configured(name, compile=compile)
     data = made_up_data(SHAPES[name])
-    ours, step, ahead = selecting([name], data, config), training(name, data, config), large_forward(name, data, config)
-    suffix = ", compiled" if compile else ""
+    ours, step = selecting([name], data, config, ahead=ahead), training(name, data, config)
+    forward = large_forward(name, data, config)
+    suffix = _suffix(compile=compile, ahead=ahead)
     yield compare(
         f"selecting step / (large-batch forward of {CANDIDATES} + graphed training step of {KEEP}), {name}{suffix}",
         ours.per_step,
-        lambda: step.per_step() + ahead(),
+        lambda: step.per_step() + forward(),
         repeats=repeats,
         target=target,
         precision=config.precision,
-        forward_ms=ahead(),
+        forward_ms=forward(),
         training_ms=step.per_step(),
     )
 
 
-def bench_both(target: float, *, repeats: int, compile: bool) -> Iterator[Measurement]:
+def bench_both(target: float, *, repeats: int, compile: bool, ahead: bool = False) -> Iterator[Measurement]:
     config = configured("resnet18", compile=compile)
     data = made_up_data(SHAPES["resnet18"])
-    together, alone = both("small_cnn", "resnet18", data, config), training("resnet18", data, config)
-    suffix = ", compiled" if compile else ""
+    together, alone = both("small_cnn", "resnet18", data, config, ahead=ahead), training("resnet18", data, config)
+    suffix = _suffix(compile=compile, ahead=ahead)
     yield compare(
         f"small_cnn selecting and resnet18 training at once / resnet18 on uniform batches{suffix}",
         together.per_step,
@@ -259,14 +263,18 @@ def benchmarks(repeats: int) -> dict[str, Callable[[], Iterator[Measurement]]]:
     return {
         "mlp128": lambda: bench_step("mlp128", 30, repeats=repeats, compile=False),
         "mlp128-compiled": lambda: bench_step("mlp128", 30, repeats=repeats, compile=True),
+        "mlp128-ahead": lambda: bench_step("mlp128", 30, repeats=repeats, compile=True, ahead=True),
         "small_cnn": lambda: bench_step("small_cnn", 9, repeats=repeats, compile=False),
         "small_cnn-compiled": lambda: bench_step("small_cnn", 9, repeats=repeats, compile=True),
         "resnet18": lambda: bench_step("resnet18", 4.2, repeats=repeats, compile=False),
         "resnet18-compiled": lambda: bench_step("resnet18", 4.2, repeats=repeats, compile=True),
         "floor": lambda: bench_floor("small_cnn", 1.05, repeats=repeats, compile=False),
         "floor-compiled": lambda: bench_floor("small_cnn", 1.05, repeats=repeats, compile=True),
+        "floor-ahead": lambda: bench_floor("small_cnn", 1.05, repeats=repeats, compile=False, ahead=True),
+        "floor-ahead-compiled": lambda: bench_floor("small_cnn", 1.05, repeats=repeats, compile=True, ahead=True),
         "both": lambda: bench_both(1.10, repeats=repeats, compile=False),
         "both-compiled": lambda: bench_both(1.10, repeats=repeats, compile=True),
+        "both-ahead": lambda: bench_both(1.10, repeats=repeats, compile=True, ahead=True),
         "scoring": lambda: bench_scoring(1.10, repeats=repeats),
         "seeds": lambda: bench_seeds(0.35, repeats=repeats, compile=False),
         "seeds-compiled": lambda: bench_seeds(0.35, repeats=repeats, compile=True),

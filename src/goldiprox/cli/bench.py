@@ -48,31 +48,32 @@ def bench(
     unknown = [name for name in wanted if name not in every and not (name == "profile" and on_gpu)]
     if unknown:
         raise UnknownName("benchmark", unknown[0], [*groups, *every, *(["profile"] if on_gpu else [])])
-    measured, profiles, failed = [], [], {}
+    measured: list[Measurement] = []
+    result: dict[str, Any] = {
+        "command": "goldiprox " + " ".join(sys.argv[1:]),
+        "machine": _machine(on_gpu),
+        "versions": versions(),
+        "repeats": repeats,
+        "measurements": [],
+        "profiles": [],
+        "failed": (failed := {}),
+    }
     for name in wanted:
-        if name == "profile":
-            profiles = _profiles(json)
-            continue
         try:
+            if name == "profile":
+                result["profiles"] = _profiles(json)
+                continue
             for measurement in every[name]():
                 measured.append(measurement)
+                result["measurements"].append(measurement.as_dict())
                 if not json:
                     out.print(_line(measurement), highlight=False)
         except RuntimeError as e:  # what was measured is not to be lost with it
             failed[name] = str(e).splitlines()[0]
             out.print(f"{name} failed: {failed[name]}", highlight=False, markup=False)
-    result = {
-        "command": "goldiprox " + " ".join(sys.argv[1:]),
-        "machine": _machine(on_gpu),
-        "versions": versions(),
-        "repeats": repeats,
-        "measurements": [m.as_dict() for m in measured],
-        "profiles": profiles,
-        "failed": failed,
-    }
-    if report:
-        write_atomically(report.with_suffix(".json"), (json_module.dumps(result, indent=2) + "\n").encode())
-        write_atomically(report.with_suffix(".md"), _markdown(result, measured).encode())
+        finally:
+            if report:
+                _write(report, result, measured)
     if json:
         print_json(result)
     else:
@@ -99,6 +100,12 @@ def _line(m: Measurement) -> str:
 def _machine(on_gpu: bool) -> str:
     threads = f"{torch.get_num_threads()} CPU threads"
     return f"{torch.cuda.get_device_name(0)}, {threads}" if on_gpu else f"{platform.machine()} CPU, {threads}"
+
+
+def _write(report: Path, result: dict[str, Any], measured: list[Measurement]) -> None:
+    """The report so far: a benchmark that is broken off leaves what it has measured."""
+    write_atomically(report.with_suffix(".json"), (json_module.dumps(result, indent=2) + "\n").encode())
+    write_atomically(report.with_suffix(".md"), _markdown(result, measured).encode())
 
 
 def _profiles(quiet: bool) -> list[dict[str, Any]]:

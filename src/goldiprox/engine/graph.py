@@ -110,7 +110,7 @@ class Lane:
             generator.set_offset(drawn)
         losses = self.trainer.losses(batch)
         self._write({"id": batch.ids, **values, "training loss": losses.detach()})
-        self.trainer.update(losses)
+        self.trainer.update(losses, getattr(self.feed, "join", lambda: None))
         return draws
 
     def _write(self, values: Mapping[str, Tensor]) -> None:

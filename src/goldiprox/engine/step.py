@@ -71,10 +71,11 @@ class Trainer:
     def losses(self, batch: Batch) -> Tensor:
         return self._losses(self.model, batch.x, batch.y)
 
-    def update(self, losses: Tensor) -> None:
-        """Takes a step against the mean of these losses. Waits for nothing."""
+    def update(self, losses: Tensor, ready: Callable[[], None] = lambda: None) -> None:
+        """Takes a step against the mean of these losses; `ready` is called before weights change. Waits for nothing."""
         self.optimizer.zero_grad(set_to_none=True)
         losses.mean().backward()
+        ready()
         self.optimizer.step()
 
 
