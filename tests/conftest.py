@@ -7,7 +7,7 @@ from jaxtyping import install_import_hook
 
 # Before anything imports goldiprox. The modules whose signatures state shapes; elsewhere our own checks of bad
 # input are what is to be tested, and must be reached.
-SHAPED = ("randomness", "data.batch", "data.resident", "acquisition", "selection")
+SHAPED = ("randomness", "data.batch", "data.resident", "acquisition", "rules", "selection")
 if importlib.util.find_spec("beartype"):  # in the dev extra; a borrowed GPU machine may lack it
     install_import_hook([f"goldiprox.{name}" for name in SHAPED], "typechecking.checker")
 

@@ -77,6 +77,12 @@ def test_reducible_loss_is_loss_minus_irreducible_loss():
     torch.testing.assert_close(gp.reducible_loss(c), torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_probability_gain_is_a_difference_of_probabilities():
+    c, logits, _ = reference()
+    probability = logits.softmax(-1)[torch.arange(len(c)), c.y]
+    torch.testing.assert_close(gp.probability_gain(c), (-((c.ids.float() * 0.37) % 1.0)).exp() - probability)
+
+
 def test_loss_and_irreducible_loss():
     c, _, losses = reference()
     torch.testing.assert_close(gp.loss(c), losses)

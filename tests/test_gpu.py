@@ -102,6 +102,10 @@ STEP_SETTINGS = {
     "top_k": {},
     "gumbel_top_k": {"rule": gp.gumbel_top_k(0.7)},
     "mix": {"rule": gp.mix(0.5)},
+    "ranked": {"rule": gp.ranked(gp.gumbel_top_k(0.7))},
+    "annealed": {"rule": gp.gumbel_top_k(0.3, final=float("inf"), steps=200)},
+    "mix of annealed": {"rule": gp.mix(0.25, gp.ranked(gp.gumbel_top_k(0.3, final=4.0, steps=200)))},
+    "probability_gain": {"acquisition": gp.probability_gain},
     "cosine": {"config": gp.TrainingConfig(schedule="cosine", lr=3e-3)},
     "eval mode": {"mode": "eval"},
     "train mode": {"mode": "train"},
@@ -218,6 +222,20 @@ def test_several_recordings_at_once_are_what_each_is_alone(tmp_path):
     together = gp.record_many(models, data, each=each, **settings)
     assert [r.digest for r in together] == [r.digest for r in alone]
     assert len({r.digest for r in together}) == 3
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_several_replays_at_once_leave_what_each_would_alone(tmp_path):
+    data = make_images()
+    sequences = []
+    for seed in range(3):
+        recorded(Images, data, engine="graph", out=tmp_path / f"{seed}.arrow", seed=seed)
+        sequences.append(gp.Sequence.open(tmp_path / f"{seed}.arrow", data=data))
+    models, alone = ([gp.build("resnet18", (3, 8, 8), 4, seed=s).cuda() for s in range(3)] for _ in range(2))
+    gp.replay_many(models, data, sequences)
+    for model, other, sequence in zip(models, alone, sequences, strict=True):
+        gp.replay(other, data, sequence)
+        assert same_weights(model, other)
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -162,6 +162,47 @@ def test_from_any_callable(blobs):
         gp.IrreducibleLosses.from_callable(lambda batch: 1 / batch.ids, blobs)
 
 
+def test_tables_of_several_models_combined(blobs):
+    known = np.arange(0, 100)
+    tables = []
+    for losses in (torch.full((400,), torch.nan), torch.full((400,), torch.nan)):
+        losses[known] = torch.rand(100, generator=torch.Generator().manual_seed(len(tables)))
+        tables.append(gp.IrreducibleLosses(losses, data=gp.describe(blobs)))
+    a, b = (t.values[known] for t in tables)
+    mean, probability = (gp.IrreducibleLosses.combined(tables, of) for of in ("losses", "probabilities"))
+    torch.testing.assert_close(mean.values[known], (a + b) / 2)
+    torch.testing.assert_close(probability.values[known], -(((-a).exp() + (-b).exp()) / 2).log())
+    assert mean.ids.tolist() == known.tolist()
+    assert mean.parents == {"table 0": tables[0].digest, "table 1": tables[1].digest}
+    with pytest.raises(ConfigError, match="different training sides"):
+        gp.IrreducibleLosses.combined([tables[0], make_irreducible(blobs)])
+    with pytest.raises(UnknownName, match="way to combine"):
+        gp.IrreducibleLosses.combined(tables, "medians")  # type: ignore[arg-type]
+
+
+def test_generalised_cross_entropy():
+    logits, y = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 4
+    p = logits.softmax(1)[torch.arange(50), y]
+    torch.testing.assert_close(gp.generalised_cross_entropy(0.7)(logits, y), (1 - p**0.7) / 0.7)
+    torch.testing.assert_close(gp.generalised_cross_entropy(1e-6)(logits, y), -p.log(), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ConfigError, match="not in"):
+        gp.generalised_cross_entropy(0.0)
+
+
+def test_a_holdout_model_may_learn_by_another_loss_than_it_is_scored_by(blobs, split):
+    def table(**options):
+        config = gp.HoldoutConfig(max_epochs=20, training=gp.TrainingConfig(lr=1e-2))
+        return gp.irreducible_losses(lambda fold: make_mlp(), blobs, split, config=config, **options)
+
+    robust, models, reports, _ = table(training_loss=gp.generalised_cross_entropy(0.7))
+    model = models[0].eval()
+    x, y = blobs.gather(torch.as_tensor(split.train))
+    expected = torch.nn.functional.cross_entropy(model(x), y, reduction="none").detach()
+    torch.testing.assert_close(robust.values[split.train], expected)
+    assert reports[0].figures["accuracy"] > 0.8
+    assert robust.digest != table()[0].digest
+
+
 class TestFile:
     def test_roundtrip(self, blobs, tmp_path):
         table = make_irreducible(blobs, np.arange(100, 300))

@@ -28,12 +28,12 @@ from goldiprox.paper.fig3 import conditions
 from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import is_above
 from goldiprox.paper.outcome import Outcome, publish
-from goldiprox.paper.selections import Selection, Snapshots, Warmed
+from goldiprox.paper.selections import Selection, Warmed
 from goldiprox.paper.settings import make_plan
-from goldiprox.paper.store import Kept, Store
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import Silent
+from goldiprox.store import Store
 
 CPU = torch.device("cpu")
 SIZES = {"num_seen": st.integers(0, 20), "num_holdout": st.integers(1, 30), "seed": st.integers(0, 10**6)}
@@ -244,34 +244,6 @@ def test_a_graph_holds_bald_and_its_warm_up(blobs, caplog):
     }
     assert not caplog.records
     assert len(digests) == 1
-
-
-def test_snapshots_are_the_reducible_losses_of_the_same_candidates(blobs, irreducible):
-    model, ids = gp.build("mlp128", (2,), 4), torch.tensor([5, 3, 8, 1])
-    taken = Snapshots(lambda m: {"accuracy": 1.0}, blobs, ids, 2, irreducible, "fp32")
-    assert taken(model) == {"accuracy": 1.0}
-    batch = next(gp.data.iterate(blobs, [ids], device=CPU))
-    expected = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="none") - irreducible[ids]
-    np.testing.assert_allclose(taken.taken[0], expected.detach().numpy(), atol=1e-6)
-
-
-class TestStore:
-    def test_what_is_kept_comes_back(self, tmp_path):
-        store = Store(tmp_path / "runs", CPU)
-        key = store.key("select", {"seed": 1})
-        assert store.get(key) is None
-        store.put(key, {"seed": 1}, Kept({"accuracy": [0.5]}, {"a": np.arange(3)}))
-        kept = store.get(key)
-        assert kept is not None
-        assert kept.numbers == {"accuracy": [0.5]}
-        assert kept.arrays["a"].tolist() == [0, 1, 2]
-
-    def test_every_setting_and_the_version_of_runs_make_another_key(self, tmp_path, monkeypatch):
-        store = Store(tmp_path, CPU)
-        keys = [store.key("a", {"x": 1}), store.key("a", {"x": 2}), store.key("b", {"x": 1})]
-        monkeypatch.setattr("goldiprox.paper.store.RUNS", 10**6)
-        keys.append(store.key("a", {"x": 1}))
-        assert len(set(keys)) == 4
 
 
 class TestLab:

@@ -94,6 +94,28 @@ def test_replay_is_the_same_with_any_number_of_workers(blobs, irreducible, tmp_p
     assert same_weights(models[0], models[2])
 
 
+def test_several_replays_leave_what_each_would_alone(blobs, irreducible, tmp_path):
+    sequences = []
+    for seed in range(2):
+        path = tmp_path / f"{seed}.arrow"
+        gp.record(make_mlp(), blobs, irreducible=irreducible, out=path, seed=seed, **SETTINGS)
+        sequences.append(gp.Sequence.open(path, data=blobs))
+    models, alone = ([make_mlp(seed) for seed in range(2)] for _ in range(2))
+    evaluate = gp.evaluate_on(blobs)
+    each = [{"seed": seed, "evaluate": evaluate} for seed in range(2)]
+    histories = gp.replay_many(models, blobs, sequences, each=each, eval_every=10)
+    for model, other, sequence, history in zip(models, alone, sequences, histories, strict=True):
+        one = gp.replay(other, blobs, sequence, evaluate=evaluate, eval_every=10)
+        assert same_weights(model, other)
+        assert [e["accuracy"] for e in history.evaluations] == [e["accuracy"] for e in one.evaluations]
+    with pytest.raises(ConfigError, match="2 models, 1 sequences"):
+        gp.replay_many(models, blobs, sequences[:1])
+    longer = tmp_path / "longer.arrow"
+    gp.record(make_mlp(), blobs, irreducible=irreducible, out=longer, **(SETTINGS | {"steps": SETTINGS["steps"] + 1}))
+    with pytest.raises(ConfigError, match="same number"):
+        gp.replay_many(models, blobs, [sequences[0], gp.Sequence.open(longer, data=blobs)])
+
+
 def test_replay_trains_on_the_recorded_ids_in_order(blobs, irreducible, tmp_path):
     recording = gp.record(make_mlp(), blobs, irreducible=irreducible, out=tmp_path / "s.arrow", **SETTINGS)
     consumed = []

@@ -8,6 +8,7 @@ from goldiprox.acquisition import gradient_norm as gradient_norm
 from goldiprox.acquisition import irreducible_loss as irreducible_loss
 from goldiprox.acquisition import loss as loss
 from goldiprox.acquisition import ordered_loss as ordered_loss
+from goldiprox.acquisition import probability_gain as probability_gain
 from goldiprox.acquisition import reducible_loss as reducible_loss
 from goldiprox.acquisition import uniform as uniform
 from goldiprox.checkpoint import Checkpoints as Checkpoints
@@ -33,6 +34,7 @@ from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
 from goldiprox.errors import UnknownName as UnknownName
 from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
 from goldiprox.errors import WriterGone as WriterGone
+from goldiprox.forward import generalised_cross_entropy as generalised_cross_entropy
 from goldiprox.holdout import HoldoutConfig as HoldoutConfig
 from goldiprox.holdout import irreducible_losses as irreducible_losses
 from goldiprox.holdout import train_holdout_model as train_holdout_model
@@ -45,11 +47,12 @@ from goldiprox.optim import TrainingConfig as TrainingConfig
 from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many
+from goldiprox.rules import gumbel_top_k as gumbel_top_k
+from goldiprox.rules import mix as mix
+from goldiprox.rules import ranked as ranked
+from goldiprox.rules import top_k as top_k
 from goldiprox.selection import CandidateSampler as CandidateSampler
 from goldiprox.selection import Selector as Selector
-from goldiprox.selection import gumbel_top_k as gumbel_top_k
-from goldiprox.selection import mix as mix
-from goldiprox.selection import top_k as top_k
 from goldiprox.sequence import Sequence as Sequence
 from goldiprox.sequence import SequenceWriter as SequenceWriter
 from goldiprox.sharded import load_training as load_training
@@ -59,3 +62,4 @@ from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold
 from goldiprox.training import record_and_train as record_and_train
 from goldiprox.training import replay as replay
+from goldiprox.training import replay_many as replay_many

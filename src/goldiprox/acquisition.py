@@ -144,6 +144,15 @@ def reducible_loss(c: Candidates) -> Float[Tensor, " n"]:
     return c.loss - c.irreducible
 
 
+def probability_gain(c: Candidates) -> Float[Tensor, " n"]:
+    """How much more probability the holdout model gives the label than the current model does.
+
+    ``exp(-irreducible loss) - exp(-loss)``: the reducible loss without its tails. However sure a model is of the
+    opposite of a wrong label, the score stays below 1; so a holdout model that learnt wrong labels misleads less.
+    """
+    return (-c.irreducible).exp() - (-c.loss).exp()
+
+
 def loss(c: Candidates) -> Float[Tensor, " n"]:
     """How badly the current model does: finds what is not yet learnt, and every wrong label with it."""
     return c.loss
@@ -206,7 +215,18 @@ def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
 
 
 ACQUISITIONS: dict[str, Acquisition] = {
-    f.__name__: f for f in (reducible_loss, loss, irreducible_loss, uniform, bald, entropy, gradient_norm, ordered_loss)
+    f.__name__: f
+    for f in (
+        reducible_loss,
+        probability_gain,
+        loss,
+        irreducible_loss,
+        uniform,
+        bald,
+        entropy,
+        gradient_norm,
+        ordered_loss,
+    )
 }
 
 

@@ -32,6 +32,21 @@ def cross_entropy(output: Float[Tensor, "n c"], y: Tensor) -> Float[Tensor, " n"
         raise DataError(f"labels {some(bad)} are outside the model's {output.shape[1]} classes; correct them") from e
 
 
+def generalised_cross_entropy(q: float) -> PerExampleLoss:
+    """``(1 - p ** q) / q`` for a label of probability p (Zhang & Sabuncu 2018): learns less from wrong labels.
+
+    Args:
+        q: Towards 0 it is cross-entropy; 1 is one minus the probability, which no single label can dominate.
+    """
+    if not 0 < q <= 1:
+        raise ConfigError(f"q={q} of the generalised cross-entropy is not in (0, 1]; 0.7 is usual")
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return -torch.expm1(-q * cross_entropy(output, y)) / q
+
+    return loss
+
+
 def call(model: nn.Module, x: Any) -> Any:
     """The default forward pass."""
     return model(x)

@@ -89,6 +89,7 @@ def train_holdout_model(
     config: HoldoutConfig = HoldoutConfig(),
     training_side: np.ndarray | None = None,
     loss: PerExampleLoss = cross_entropy,
+    training_loss: PerExampleLoss | None = None,
     forward: Forward = call,
     seed: int = 0,
     num_workers: int | None = None,
@@ -105,6 +106,8 @@ def train_holdout_model(
         config: Checkpoint rule, patience, optimiser.
         training_side: Only for the checkpoint rule ``training_side``.
         loss: One loss per example.
+        training_loss: What it learns by, where that is not `loss`: `goldiprox.forward.generalised_cross_entropy(0.7)`
+            where the holdout has wrong labels too, say. Its checkpoint is chosen by `loss` all the same.
         forward: How the model is called.
         seed: Of shuffling, inner split and dropout.
         num_workers: Loading processes, for data that is not resident.
@@ -165,7 +168,7 @@ def train_holdout_model(
         batches() if resident is None else Given(resident, rows, batches()),
         steps=config.max_epochs * per_epoch,
         config=config.training,
-        loss=loss,
+        loss=training_loss or loss,
         forward=forward,
         seed=derive("holdout model", seed),
         evaluate=best,
@@ -296,6 +299,7 @@ def irreducible_losses(
     num_folds: int = 0,
     config: HoldoutConfig = HoldoutConfig(),
     loss: PerExampleLoss = cross_entropy,
+    training_loss: PerExampleLoss | None = None,
     forward: Forward = call,
     seed: int = 0,
     num_workers: int | None = None,
@@ -317,6 +321,7 @@ def irreducible_losses(
         num_folds: 0, or 2 and more for cross-fitting.
         config: How the models are trained.
         loss: One loss per example.
+        training_loss: What models learn by, where that is not `loss`.
         forward: How models are called.
         seed: Of everything random.
         num_workers: Loading processes, for data that is not resident.
@@ -353,6 +358,7 @@ def irreducible_losses(
             config=config,
             training_side=target,
             loss=loss,
+            training_loss=training_loss,
             forward=forward,
             seed=derive("fold", seed, number),
             num_workers=num_workers,

@@ -1,10 +1,11 @@
 """Irreducible losses: how predictable every training example is at best. The table and its file."""
 
 import hashlib
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,12 +14,22 @@ from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.data import Batch, fingerprint, iterate, require_fingerprint, unwrap
-from goldiprox.errors import CorruptFile, DataError, FingerprintMismatch, MissingIrreducible, NonFiniteError, some
+from goldiprox.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    FingerprintMismatch,
+    MissingIrreducible,
+    NonFiniteError,
+    UnknownName,
+    some,
+)
 from goldiprox.forward import check_losses
 from goldiprox.randomness import derive, seeded
 from goldiprox.watch import has_triton
 
 KIND = "irreducible"
+Combined = Literal["losses", "probabilities"]
 # What a file says of its data set decides how much is allocated; a stranger's file may say anything.
 MAX_UNSEEN, MAX_SPREAD = 2**20, 256
 
@@ -128,6 +139,34 @@ class IrreducibleLosses:
                 check_losses(losses, batch.num_examples)
                 fill(values, batch.ids, losses)
         return cls(values, data=describe(data), config={"from": getattr(loss, "__name__", type(loss).__name__)})
+
+    @classmethod
+    def combined(cls, tables: Sequence["IrreducibleLosses"], of: Combined = "losses") -> "IrreducibleLosses":
+        """One table from those of several holdout models for the same training side.
+
+        Args:
+            tables: One of each model.
+            of: ``losses``: their mean. ``probabilities``: the loss of the mean probability, which is low as soon as
+                one model knows the label.
+        """
+        if of not in get_args(Combined):
+            raise UnknownName("way to combine tables", of, get_args(Combined))
+        if not tables:
+            raise ConfigError("there are no tables to combine; give at least one")
+        ids = tables[0].ids
+        for table in tables[1:]:
+            if len(table) != len(tables[0]) or not np.array_equal(table.ids, ids):
+                raise ConfigError(
+                    f"the tables are for different training sides ({len(ids):,} and {len(table.ids):,} examples): "
+                    f"make them from the same data and split"
+                )
+        values = torch.stack([table.values for table in tables]).double()
+        mean = values.mean(0) if of == "losses" else math.log(len(tables)) - (-values).logsumexp(0)
+        known = torch.full((len(tables[0]),), torch.nan)
+        known[torch.from_numpy(ids)] = mean.float()[torch.from_numpy(ids)]
+        parents = tables[0].parents | {f"table {n}": table.digest for n, table in enumerate(tables)}
+        described = {"combined": of, "tables": [table.config for table in tables]}
+        return cls(known, data=tables[0].data, config=described, parents=parents)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Writes the table: columns ``id`` and ``irreducible``."""

@@ -28,7 +28,8 @@ from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_togeth
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.selection import CandidateSampler, Rule, Selector
+from goldiprox.rules import Rule
+from goldiprox.selection import CandidateSampler, Selector
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
 from goldiprox.storage import partial_path

@@ -1,12 +1,11 @@
 """Which candidates come up, and which of them are kept."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
@@ -21,90 +20,10 @@ from goldiprox.forward import (
     require_no_running_stats,
 )
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.randomness import Key, derive, preserved, shuffle, subkey, uniforms
+from goldiprox.randomness import derive, preserved, shuffle, subkey
 from goldiprox.ranks import Ranks
-from goldiprox.watch import Watch, has_triton
-
-Rule: TypeAlias = Callable[[Tensor, Tensor, int, Key], Tensor]
-"""(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step."""
-
-
-def top_k() -> Rule:
-    """Keeps the highest scores (the paper's rule). Ties break by id."""
-
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:  # noqa: ARG001
-        return _highest(scores, ids, keep)
-
-    rule.draws_nothing = rule.needs_only_best = True  # type: ignore[attr-defined]
-    return rule
-
-
-def gumbel_top_k(temperature: float = 1.0) -> Rule:
-    """Draws without replacement, with a probability that grows with the score.
-
-    The keep highest of ``score / (temperature * std) + Gumbel noise`` (Kool et al. 2019). The noise is a hash of
-    id and step, so it is the same in every process.
-
-    Args:
-        temperature: In units of the scores' standard deviation. 0 is `top_k`; large is uniform.
-    """
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"a temperature of {temperature} is not zero or more; 0 is top_k, large is uniform")
-
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
-        if temperature == 0:
-            return _highest(scores, ids, keep)
-        noise = -(-uniforms(ids, key).log()).log()
-        std = scores.to(noise.dtype).std(correction=0)
-        scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
-        return _highest((scaled + noise).float(), ids, keep)
-
-    rule.needs_only_best = temperature == 0  # type: ignore[attr-defined]
-    return rule
-
-
-def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
-    """Fills a share of the batch uniformly from what another rule left, the rest by that rule.
-
-    Args:
-        fraction: The share chosen uniformly.
-        rule: Chooses the rest; `top_k` by default.
-    """
-    if not 0 <= fraction <= 1:
-        raise ConfigError(f"a share of {fraction} is not between 0 and 1")
-    inner = rule or top_k()
-
-    def mixed(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
-        num_uniform = round(fraction * keep)
-        chosen = inner(scores, ids, keep - num_uniform, key)
-        draws = uniforms(ids, subkey(key, 1))
-        draws = draws.index_fill(0, chosen, -1.0)
-        return torch.cat([chosen, _highest(draws, ids, num_uniform)])
-
-    return mixed
-
-
-def _highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> Int[Tensor, " k"]:
-    """The rows of the highest scores, ties by id."""
-    if ids.is_cuda and has_triton() and len(ids) <= 4096:
-        from goldiprox.kernels import highest
-
-        return highest(scores.float(), ids, keep)
-    if ids.device.type != "cpu" or (len(ids) and int(ids.max()) >> 32):
-        by_id = ids.argsort()
-        return by_id[scores[by_id].float().argsort(descending=True, stable=True)[:keep]]
-    # One selection over keys of 32 bits of score and 32 bits of id.
-    bits = (scores.float() + 0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats order backwards as integers
-    return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
-
-
-def make_rule(name: str, *, temperature: float = 1.0, fraction: float = 0.5) -> Rule:
-    """The rule of this name with its settings, as on the command line."""
-    known = {"top_k": top_k, "gumbel_top_k": lambda: gumbel_top_k(temperature), "mix": lambda: mix(fraction)}
-    if name not in known:
-        raise UnknownName("selection rule", name, known)
-    return known[name]()
+from goldiprox.rules import Rule, highest, top_k
+from goldiprox.watch import Watch
 
 
 class Selector:
@@ -205,7 +124,7 @@ class Selector:
         values = {name: torch.cat([part.known[name] for part in parts]) for name in names}
         ids, sound = batch.ids, bool(values["score"].isfinite().all())
         if getattr(self.rule, "needs_only_best", False):
-            best = _highest(values["score"], ids, min(self.keep, len(ids)))
+            best = highest(values["score"], ids, min(self.keep, len(ids)))
             ids, values = ids[best], {name: v[best] for name, v in values.items()}
         if not sound:  # so that no rank goes on
             values["score"] = torch.full_like(values["score"], torch.nan)
@@ -265,6 +184,8 @@ class Selector:
                 f"avoids a short last one)"
             )
         key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
+        if getattr(self.rule, "needs_step", False):
+            return self.rule(scores, ids, self.keep, key, step=step)
         return self.rule(scores, ids, self.keep, key)
 
     def score(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -24,7 +25,8 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
-from goldiprox.selection import Rule, Selector, make_rule
+from goldiprox.rules import Rule, make_rule
+from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
 from goldiprox.training import replay
 
@@ -123,7 +125,8 @@ class Stages:
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
-        self.rule: Rule = make_rule(config.rule, temperature=config.temperature, fraction=config.mix_fraction)
+        rule = partial(make_rule, config.rule, temperature=config.temperature, fraction=config.mix_fraction)
+        rule()  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
             raise UnknownName("engine", config.engine, get_args(EngineName))
         for name in ("keep", "candidates", "epochs"):
@@ -150,6 +153,7 @@ class Stages:
             self.data, self.test = self.data.channels_last(), self.test.channels_last()
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
+        self.rule: Rule = rule(steps=max(1, self.steps))
         self.eval_every = max(1, self.steps // EVALUATIONS)
         self.ledger = Ledger()
 
@@ -199,12 +203,15 @@ class Stages:
         finally:
             torch.set_num_threads(before)
 
-    def try_selection(self, proxy: nn.Module) -> None:
+    def try_selection(self, proxy: nn.Module, acquisition: Acquisition | None = None, rule: Rule | None = None) -> None:
         """One selection without a trace, so that a long run does not fail at its second stage."""
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
-        Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
+        select = Selector(
+            acquisition or self.acquisition, keep=config.keep, irreducible=nothing, rule=rule or self.rule
+        )
+        select.check(proxy, batch)
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
         return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))

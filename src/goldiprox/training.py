@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import Any
 
@@ -63,10 +64,85 @@ def replay(
         on_step: Called after every step, or every few.
         checkpoints: Where to save how far it is.
     """
+    task = _replaying(
+        model,
+        data,
+        sequence,
+        config=config,
+        optimizer=optimizer,
+        loss=loss,
+        forward=forward,
+        seed=seed,
+        num_workers=loading_processes(engine, num_workers),
+        evaluate=evaluate,
+        eval_every=eval_every,
+        on_record=on_record,
+        on_step=on_step,
+        checkpoints=checkpoints,
+    )
+    return fit(task, engine=engine)
+
+
+def replay_many(
+    models: Seq[nn.Module],
+    data: Any,
+    sequences: Seq[Sequence],
+    *,
+    engine: EngineName = "auto",
+    each: Seq[Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> list[History]:
+    """Trains several models, each on a sequence of its own: on a GPU all at once, else one after another.
+
+    Every model ends as `replay` alone would have left it.
+
+    Args:
+        models: Trained in place.
+        data: The data set the sequences were opened with.
+        sequences: One for every model, all with the same number of steps.
+        engine: How steps run, see `goldiprox.loop.fit`.
+        each: For every model, what differs from `settings`: ``[{"seed": 0}, {"seed": 1}]``.
+        settings: As for `replay`.
+    """
+    each = [{}] * len(models) if each is None else each
+    if not len(models) == len(sequences) == len(each):
+        raise ConfigError(
+            f"{len(models)} models, {len(sequences)} sequences and {len(each)} sets of settings in `each`; give one of "
+            f"each for every model"
+        )
+    if len({len(sequence) for sequence in sequences}) > 1:
+        lengths = ", ".join(f"{len(sequence):,}" for sequence in sequences)
+        raise ConfigError(f"the sequences have {lengths} steps; models that train at once need the same number")
+    settings["num_workers"] = loading_processes(engine, settings.get("num_workers"))
+    tasks = [
+        _replaying(model, data, sequence, **{**settings, **own})
+        for model, sequence, own in zip(models, sequences, each, strict=True)
+    ]
+    return fit_together(tasks, engine=engine)
+
+
+def _replaying(
+    model: nn.Module,
+    data: Any,
+    sequence: Sequence,
+    *,
+    config: TrainingConfig = TrainingConfig(),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    seed: int = 0,
+    num_workers: int | None = None,
+    evaluate: Evaluate | None = None,
+    eval_every: int | None = None,
+    on_record: OnRecord | None = None,
+    on_step: OnStep | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Task:
+    """A replay, checked and ready to be trained."""
     if not len(sequence):
         raise ConfigError("the sequence has no steps")
     sequence.require(data)
-    device, num_workers = device_of(model), loading_processes(engine, num_workers)
+    device = device_of(model)
     with seeded(derive("example", seed), device):
         example = next(iterate(data, [sequence[0][:2]], device=device))
         check_model(model, example, loss=loss, forward=forward, data=data)
@@ -93,7 +169,7 @@ def replay(
         taken = [sequence[step] for step in range(first, min(first + count, len(sequence)))]
         return torch.from_numpy(np.stack(taken)) if taken else torch.empty(0, sequence.batch_size)
 
-    task = Task(
+    return Task(
         model,
         batches if resident is None else Given(resident, rows, batches),
         steps=len(sequence),
@@ -111,7 +187,6 @@ def replay(
         saved=saved,
         state=lambda step: {"digest": consumed(step)},
     )
-    return fit(task, engine=engine)
 
 
 class _Consumed:

@@ -72,7 +72,7 @@ def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
     """Figures in columns."""
     made = Table(title=Text(title), title_justify="left")
     for number, header in enumerate(headers):
-        made.add_column(header, justify="left" if number == 0 else "right")
+        made.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
         made.add_row(*map(Text, row))
     return made

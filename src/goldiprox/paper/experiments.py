@@ -18,10 +18,10 @@ from goldiprox.paper.fig4 import fig4
 from goldiprox.paper.lab import Lab
 from goldiprox.paper.outcome import Outcome, publish
 from goldiprox.paper.settings import DIGITS, Plan
-from goldiprox.paper.store import Store, hardware
 from goldiprox.paper.theory import theory
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import Progress
+from goldiprox.store import Store, hardware
 
 CPU = torch.device("cpu")
 ON_CPU = ("table1", "table2", "theory")

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from goldiprox.paper import plots
-from goldiprox.paper.lab import Lab, Runs
+from goldiprox import plots
+from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import METHODS, TITLES, is_above, label_noise_runs, overall, seconds_of
 from goldiprox.paper.outcome import Outcome
+from goldiprox.store import Runs
 
 CLAIM = (
     "with 10% uniform label noise, high-loss picks are overwhelmingly corrupted, and reducible and irreducible loss "

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from goldiprox.paper import plots
+from goldiprox import plots
 from goldiprox.paper.fig1 import curves
-from goldiprox.paper.lab import Lab, Runs
+from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import METHODS, TITLES, final_accuracy, is_above, label_noise_runs, seconds_of
 from goldiprox.paper.outcome import Outcome
+from goldiprox.store import Runs
 
 CLAIM = (
     "with 10% uniform label noise, high loss trains far worse than uniform, irreducible loss does not beat uniform, "

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox import plots
 from goldiprox.data.sources import CIFAR10_STATS, MNIST_STATS
-from goldiprox.paper import plots
-from goldiprox.paper.lab import Lab, Runs
+from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import is_above
 from goldiprox.paper.outcome import Outcome
 from goldiprox.paper.selections import Selection
 from goldiprox.paper.settings import DIGITS, Plan
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig
+from goldiprox.store import Runs
 
 SHARE = 0.2
 NEAR = 0.05

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox import plots
 from goldiprox.analysis import spearman
-from goldiprox.paper import plots
-from goldiprox.paper.lab import Lab, Runs
+from goldiprox.paper.lab import Lab
 from goldiprox.paper.label_noise import final_accuracy, is_above
 from goldiprox.paper.outcome import Outcome
 from goldiprox.paper.selections import Selection
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig
+from goldiprox.store import Runs
 
 CLAIM = (
     "a sequence chosen by a small proxy trains a larger model of another architecture faster than uniform, and the "

@@ -1,10 +1,9 @@
 """Where the figures' runs are made: each is looked up first, and kept when it is done."""
 
 import functools
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,21 +17,20 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, History, evaluate_on
 from goldiprox.models import build
 from goldiprox.optim import TrainingConfig
-from goldiprox.paper.selections import Selection, Snapshots, acquisition_of
+from goldiprox.paper.selections import Selection, acquisition_of
 from goldiprox.paper.settings import Plan
-from goldiprox.paper.store import Kept, Store
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import Prepared
-from goldiprox.randomness import derive
 from goldiprox.recording import record_many
-from goldiprox.selection import make_rule
+from goldiprox.rules import make_rule
 from goldiprox.sequence import Sequence as Recorded
+from goldiprox.snapshots import Snapshots, compared_ids, taken
 from goldiprox.stages import Progress
+from goldiprox.store import Kept, Runs, Store
 from goldiprox.training import replay
 
 SMALL = frozenset({"mlp128", "mlp512", "small_cnn"})
 """Models of which several seeds train at once on a GPU in little more than the time of one."""
-Runs: TypeAlias = list[Kept]
 
 
 class Lab:
@@ -92,7 +90,7 @@ class Lab:
                 made.append(Kept(numbers | {"seconds": cost.seconds}, {"values": table.values.numpy()}))
             return made
 
-        return self._found_or_made("holdout", settings, make, together=1)
+        return self.store.found_or_made("holdout", self.plan.seeds, settings, make, together=1)
 
     def build(self, data: TensorData, name: str, seed: int, dropout: float = 0.0) -> nn.Module:
         options = {"dropout": dropout} if dropout else {}
@@ -127,7 +125,7 @@ class Lab:
             mine = [tables[self.plan.seeds.index(s)] for s in seeds]
             return self._select(world, selection, seeds, mine, keys)
 
-        return self._found_or_made("select", settings, make, together=self._at_once(selection))
+        return self.store.found_or_made("select", self.plan.seeds, settings, make, together=self._at_once(selection))
 
     def _at_once(self, selection: Selection) -> int:
         """How many seeds train side by side: all of a small model; one with dropout, since a graph draws for one."""
@@ -172,7 +170,7 @@ class Lab:
         for recording, watcher in zip(recordings, watchers, strict=True):
             numbers = self._curve(recording.history, per_epoch) | {"digest": recording.digest}
             numbers |= _picks(recording.ids, prepared, [e["step"] for e in recording.history.evaluations], plan.keep)
-            made.append(Kept(numbers, _taken(watcher), recording.path))
+            made.append(Kept(numbers, taken(watcher), recording.path))
         return made
 
     def train_on(self, world: World, chosen: Runs, selection: Selection, model: str) -> Runs:
@@ -208,10 +206,10 @@ class Lab:
                         on_step=on_step,
                     )
                 per_epoch = len(prepared.split.train) // self.plan.candidates
-                made.append(Kept(self._curve(history, per_epoch), _taken(watcher)))
+                made.append(Kept(self._curve(history, per_epoch), taken(watcher)))
             return made
 
-        return self._found_or_made("train", settings, make, together=1)
+        return self.store.found_or_made("train", self.plan.seeds, settings, make, together=1)
 
     def _evaluate(
         self, data: TensorData, test: TensorData, table: IrreducibleLosses | None, prepared: Prepared
@@ -219,10 +217,8 @@ class Lab:
         on_test = evaluate_on(test, forward=in_precision(call, self.precision))
         if table is None:
             return on_test
-        rng = np.random.default_rng(derive("compared candidates"))
         size = self.plan.candidates
-        count = max(1, min(self.plan.compared, len(prepared.split.train)) // size) * size
-        ids = torch.as_tensor(rng.choice(prepared.split.train, count, replace=False))
+        ids = compared_ids(prepared.split.train, size, self.plan.compared)
         return Snapshots(on_test, data, ids, size, table, self.precision)
 
     def _curve(self, history: History, per_epoch: int) -> dict[str, Any]:
@@ -233,27 +229,6 @@ class Lab:
             "flops": history.cost.flops,
         }
 
-    def _found_or_made(
-        self,
-        kind: str,
-        settings: Callable[[int], dict[str, Any]],
-        make: Callable[[Sequence[int]], Runs],
-        *,
-        together: int,
-    ) -> Runs:
-        """Finished runs from the store; the rest are made, several at a time, and kept as soon as they are done."""
-        keys = {seed: self.store.key(kind, settings(seed)) for seed in self.plan.seeds}
-        found = {seed: self.store.get(key) for seed, key in keys.items()}
-        missing = [seed for seed, kept in found.items() if kept is None]
-        for first in range(0, len(missing), together):
-            seeds = missing[first : first + together]
-            start = time.perf_counter()
-            made = make(seeds)
-            for seed, kept in zip(seeds, made, strict=True):
-                numbers = kept.numbers | {"wall_seconds": (time.perf_counter() - start) / len(seeds)}
-                self.store.put(keys[seed], settings(seed), replace(kept, numbers=numbers))
-        return [kept for key in keys.values() if (kept := self.store.get(key)) is not None]
-
 
 def _picks(ids: np.ndarray, prepared: Prepared, steps: Sequence[int], keep: int) -> dict[str, Any]:
     truth, train = prepared.truth, prepared.split.train
@@ -263,7 +238,3 @@ def _picks(ids: np.ndarray, prepared: Prepared, steps: Sequence[int], keep: int)
         numbers[f"{name}_overall"] = share(ids, flags)
         numbers[f"{name}_in_data"] = share(train, flags)
     return numbers
-
-
-def _taken(watcher: Evaluate) -> dict[str, np.ndarray]:
-    return {"reducible": np.stack(watcher.taken).astype(np.float32)} if isinstance(watcher, Snapshots) else {}

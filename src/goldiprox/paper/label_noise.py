@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from goldiprox.paper.lab import Lab, Runs
+from goldiprox.paper.lab import Lab
 from goldiprox.paper.selections import Selection
 from goldiprox.paper.worlds import World
 from goldiprox.prepare import DataConfig
+from goldiprox.store import Runs
 
 NOISE = 0.1
 METHODS = ("uniform", "loss", "ordered_loss", "irreducible_loss", "reducible_loss")

@@ -1,20 +1,14 @@
-"""What a run of the paper selects by, and what is looked at on the way."""
+"""What a run of the paper selects by."""
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition, Candidates, bald, uniform
-from goldiprox.data import TensorData, iterate
-from goldiprox.forward import Precision, call, device_of, in_precision
 from goldiprox.holdout import Checkpoint
-from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.loop import Evaluate
 
 
 @dataclass(frozen=True)
@@ -69,38 +63,6 @@ class Warmed:
     def __call__(self, c: Candidates) -> Tensor:
         step = torch.as_tensor(c.step, device=c.ids.device)  # a CUDA graph counts on the device
         return torch.where(step < self.steps, uniform(c), self.acquisition(c))
-
-
-@dataclass
-class Snapshots:
-    """Evaluates on the test set, and keeps the reducible losses of the same candidates every time.
-
-    Attributes:
-        evaluate: On the test set.
-        data: The base data set.
-        ids: The candidates, a multiple of what one step scores.
-        size: How many one step scores: BatchNorm sees as many here.
-        irreducible: Their table.
-        precision: As in training.
-    """
-
-    evaluate: Evaluate
-    data: TensorData
-    ids: Tensor
-    size: int
-    irreducible: IrreducibleLosses
-    precision: Precision
-    taken: list[np.ndarray] = field(default_factory=list)
-
-    def __call__(self, model: nn.Module) -> Mapping[str, float]:
-        device = device_of(model)
-        forward = in_precision(call, self.precision)
-        parts = []
-        for batch in iterate(self.data, self.ids.split(self.size), device=device):
-            scored = Candidates(model, batch, keep=1, irreducible=self.irreducible, forward=forward)
-            parts.append((scored.loss - scored.irreducible).cpu())
-        self.taken.append(torch.cat(parts).numpy())
-        return self.evaluate(model)
 
 
 def acquisition_of(selection: Selection, per_epoch: int) -> Acquisition:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox import plots
 from goldiprox.data import fingerprint
-from goldiprox.paper import plots, theory_exact, theory_real
+from goldiprox.paper import theory_exact, theory_real
 from goldiprox.paper.outcome import Outcome
-from goldiprox.paper.store import Kept, Store
 from goldiprox.prepare import DataConfig, prepare
+from goldiprox.store import Kept, Store
 
 CLAIM = (
     "reducible loss is the information that a point gives about the holdout's labels, in a symmetric form and with two "

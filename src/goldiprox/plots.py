@@ -1,4 +1,4 @@
-"""How the paper's figures look: a mean line and a band from the lowest to the highest seed."""
+"""How figures look: a mean line and a band from the lowest to the highest seed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,14 +31,14 @@ LABELS = {
 }
 
 
-def panels(count: int, *, width: float = 4.6, height: float = 3.4) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side."""
+def panels(count: int, *, rows: int = 1, width: float = 4.6, height: float = 3.4) -> tuple[Any, list[Any]]:
+    """A figure with so many panels side by side in every row; row after row."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "report", "drawing figures") from None
-    figure = Figure(figsize=(max(6.4, width * count), height + 0.6), layout="constrained")
-    axes = list(np.atleast_1d(np.asarray(figure.subplots(1, count), dtype=object)))
+    figure = Figure(figsize=(max(6.4, width * count), height * rows + 0.6), layout="constrained")
+    axes = list(np.asarray(figure.subplots(rows, count, squeeze=False), dtype=object).ravel())
     for a in axes:
         for side in ("top", "right"):
             a.spines[side].set_visible(False)

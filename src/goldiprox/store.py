@@ -4,10 +4,11 @@ import hashlib
 import io
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +39,10 @@ class Kept:
     numbers: dict[str, Any]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     sequence: Path | None = None
+
+
+Runs: TypeAlias = list[Kept]
+"""One for each seed."""
 
 
 class Store:
@@ -87,3 +92,32 @@ class Store:
         about = {"settings": settings, "hardware": hardware(self.device), "versions": versions()}
         plain = json.loads(json.dumps(about, default=str))
         write_json(self.path(key, ".json"), plain | {"numbers": kept.numbers})
+
+    def found_or_made(
+        self,
+        kind: str,
+        seeds: Sequence[int],
+        settings: Callable[[int], dict[str, Any]],
+        make: Callable[[Sequence[int]], Runs],
+        *,
+        together: int,
+    ) -> Runs:
+        """One run for each seed: finished ones from here; the rest are made, and kept as soon as they are done.
+
+        Args:
+            kind: What the names of their files begin with.
+            seeds: Which.
+            settings: All that decides the run of a seed.
+            make: Makes the runs of some seeds.
+            together: Of how many at a time.
+        """
+        keys = {seed: self.key(kind, settings(seed)) for seed in seeds}
+        missing = [seed for seed, key in keys.items() if self.get(key) is None]
+        for first in range(0, len(missing), together):
+            some = missing[first : first + together]
+            start = time.perf_counter()
+            made = make(some)
+            for seed, kept in zip(some, made, strict=True):
+                timing = {"wall_seconds": (time.perf_counter() - start) / len(some), "together": len(some)}
+                self.put(keys[seed], settings(seed), replace(kept, numbers=kept.numbers | timing))
+        return [kept for key in keys.values() if (kept := self.get(key)) is not None]

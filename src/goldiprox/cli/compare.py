@@ -1,0 +1,250 @@
+"""`goldiprox compare`: does selection pay, on this data, for this model?"""
+
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from goldiprox.cli import options as o
+from goldiprox.cli.console import Bars, err, failure, next_command, out, percent, print_json, table
+from goldiprox.compare import plan as plans
+from goldiprox.compare.figure import draw
+from goldiprox.compare.methods import parse
+from goldiprox.compare.plan import Plan
+from goldiprox.compare.result import compare as make
+from goldiprox.errors import ConfigError, MissingExtra, UnknownName
+from goldiprox.stages import RunConfig, Silent
+
+DATA = [flag for flag in o.DATA if flag[0] != "holdout_noise"]
+SIZES = [flag for flag in o.SELECTION if flag[0] in ("acquisition", "candidates", "keep")]
+MACHINE = [flag for flag in o.MACHINE if flag[0] != "seed"]
+
+
+@o.configured(DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, SIZES, o.OPTIMISER, MACHINE, noise=0.1)
+def compare(
+    config: RunConfig,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "--rule",
+            help="How to select; again for several side by side. A rule (top_k, gumbel_top_k:1, gumbel_top_k:0.5..inf, "
+            "mix:0.25+gumbel_top_k:1, ranked+gumbel_top_k:1), and after commas what else differs: "
+            "gumbel_top_k:1,checkpoint=last,il_models=3. Default: gumbel_top_k:1.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="How long a method trains the large model.")] = 1200,
+    budgets: Annotated[str, typer.Option(help="Uniform budgets, in multiples of --steps.")] = "0.25,0.5,1,2,3",
+    seeds: Annotated[int, typer.Option(help="Runs of each kind: seeds 0, 1, ...")] = 3,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: cosine (the default), constant, or both.")
+    ] = None,
+    holdout_noise: Annotated[
+        str, typer.Option(help="Of holdout labels: clean, equal (as on the training side), or a share.")
+    ] = "clean",
+    preset: Annotated[
+        str | None, typer.Option(help="paper: top_k, constant rate, 320 candidates, 32 kept, as in the paper.")
+    ] = None,
+    uniform_on: Annotated[
+        str, typer.Option(help="What uniform training sees: train, or everything (the holdout too).")
+    ] = "train",
+    itself: Annotated[bool, typer.Option(help="Also let the large model select for itself.")] = True,
+    at_once: Annotated[int, typer.Option(help="Runs of the large model in one CUDA graph.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps, to see that it runs.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder (default: results/compare-DATA[-quick]).")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Test whether selection pays: a large model on selected batches against uniform ones on every budget.
+
+    Uniform training gets 1/4 to 3 times the steps, on each budget with the whole schedule of the learning rate. Proxy
+    and holdout model are on the bill. Finished runs are kept in OUT/runs: a call that was broken off goes on, and a
+    second one only draws.
+    """
+    config = replace(config, data=replace(config.data, holdout_noise=_share(holdout_noise, config.data.noise)))
+    plan = Plan(
+        config,
+        methods=tuple(parse(text) for text in method or ["gumbel_top_k:1"]),
+        steps=steps,
+        budgets=_numbers(budgets),
+        seeds=tuple(range(seeds)),
+        schedules=("cosine", "constant") if schedule == "both" else (schedule or "cosine",),  # type: ignore[arg-type]
+        uniform_on=uniform_on,  # type: ignore[arg-type]
+        itself=itself,
+        at_once=at_once,
+    )
+    if preset is not None:
+        plan = _preset(preset, plan, given=[n for n, v in (("--method", method), ("--schedule", schedule)) if v])
+    plan = plans.quick(plan) if quick else plan
+    name = Path(config.data.data.replace(":", "-")).name
+    target = folder or Path("results") / f"compare-{name}{'-quick' if quick else ''}"
+    try:
+        result = make(plan, target, progress=Silent() if json else Bars())
+    except KeyboardInterrupt:
+        failure(f"finished runs stay in {target / 'runs'}; the same command goes on from there", label="interrupted:")
+        raise
+    try:
+        result["figures"] = [str(path) for path in draw(result, target)]
+    except MissingExtra as e:
+        result["figures"] = []
+        err.print(f"no figures: {e}")
+    if json:
+        print_json(result)
+        return
+    for schedule_name, found in result["schedules"].items():
+        _show(schedule_name, found, result)
+    out.print(f"\n{_caution(result)}")
+    out.print(f"Numbers and figures: {', '.join([str(target / 'compare.json'), *result['figures']])}")
+    if quick:
+        out.print("Quick: a few steps, to see that it runs; the verdict needs the full size.")
+        again = "".join(f" --method {quote(text)}" for text in method or ())
+        next_command(f"compare{o.data_flags(config, 'proxy', 'model')}{again}")
+
+
+def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
+    if name != "paper":
+        raise UnknownName("preset", name, ["paper"])
+    default, config = RunConfig(), plan.config
+    decided = ("acquisition", "candidates", "keep", "dropout")
+    given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
+    decided = ("lr", "weight_decay")
+    given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
+    if given:
+        raise ConfigError(f"--preset paper decides what {' and '.join(given)} would; leave out one or the other")
+    return plans.as_in_the_paper(plan)
+
+
+def _share(text: str, equal: float) -> float:
+    known = {"clean": 0.0, "equal": equal}
+    try:
+        return known[text] if text in known else float(text)
+    except ValueError:
+        raise ConfigError(f"--holdout-noise {text}: give clean, equal, or a share such as 0.1") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--budgets {text}: give numbers with commas between them, such as 0.25,0.5,1,2,3") from None
+
+
+def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
+    kinds = [
+        (f"{name}{', for itself' if kind == 'itself' else ''}", method[kind])
+        for name, method in found["methods"].items()
+        for kind in ("sequence", "itself")
+        if kind in method
+    ]
+    out.print()
+    out.print(_accuracies(schedule, found, kinds, result))
+    out.print(_costs(kinds, result))
+    out.print(_signals(found))
+    for name, judged in kinds:
+        out.print(f"{name}:")
+        for unit, verdict in judged["verdict"].items():
+            out.print(f"  in {_UNITS[unit]}: {verdict['sentence']}")
+        out.print(f"  on its way: {_below(judged)}")
+
+
+_UNITS = {"flops": "FLOPs", "seconds": "seconds"}
+
+
+def _caution(result: dict[str, Any]) -> str:
+    said = f"{result['hardware']}, torch {result['versions']['torch']}, seeds {', '.join(map(str, result['seeds']))}"
+    if "CPU" in result["hardware"]:
+        said += "; seconds depend on what else runs on this machine"
+    sizes = set()
+    for found in result["schedules"].values():
+        sizes.update(found["uniform"]["together"])
+        sizes.update(
+            n
+            for m in found["methods"].values()
+            for k in ("sequence", "itself")
+            for n in m.get(k, {}).get("together", ())
+        )
+    if len(sizes) > 1:
+        numbers = ", ".join(map(str, sorted(sizes)))
+        said += f"; runs of the large model were made {numbers} at a time, so their seconds do not compare"
+    return said
+
+
+def _below(judged: dict[str, Any]) -> str:
+    steps = judged["below_uniform_at"]
+    if steps is None:
+        return "whether it is below uniform cannot be said from one seed"
+    if not steps:
+        return "never below uniform by more than one standard error"
+    at = ", ".join(f"{s:,}" for s in steps)
+    return f"below uniform by more than one standard error at steps {at}"
+
+
+def _accuracies(schedule: str, found: dict[str, Any], kinds: list[Any], result: dict[str, Any]) -> Any:
+    rows = [
+        [f"uniform, {budget:g}x", _spread(accuracy), "", ""]
+        for budget, accuracy in zip(found["uniform"]["budgets"], found["uniform"]["accuracy"], strict=True)
+    ]
+    for name, judged in kinds:
+        worth, gap = judged["worth"], judged["minus_uniforms_best"]
+        rows.append(
+            [
+                name,
+                _spread(judged["accuracy"]),
+                f"{100 * gap['mean']:+.1f}\n({100 * gap['low']:+.1f} to {100 * gap['high']:+.1f})",
+                f"{worth['steps']['text']}{_around(worth['interval'])}",
+            ]
+        )
+    wrong = percent(result["corrupted"]["training side"])
+    title = (
+        f"{result['model']} on {result['data']['data']} ({wrong} corrupted), {result['steps']:,} steps of "
+        f"{result['keep']}, {schedule} rate; mean of {len(result['seeds'])} seed(s) (lowest to highest) [95% interval]"
+    )
+    return table(title, ["trained on", "accuracy (%)", "against uniform's\nbest from 1x on", "uniform needs"], rows)
+
+
+def _costs(kinds: list[Any], result: dict[str, Any]) -> Any:
+    rows = []
+    for name, judged in kinds:
+        for unit, by_replays in judged["speedup"].items():
+            cells = [by_replays[str(n)]["text"] + _around(by_replays[str(n)]["interval"]) for n in result["replays"]]
+            rows.append([name if unit == "flops" else "", _UNITS[unit], *cells])
+    title = "Uniform's cost to the same accuracy divided by all costs; holdout model and proxy shared by the replays"
+    return table(title, ["trained on", "in", *(f"{n} replay{'s' if n > 1 else ''}" for n in result["replays"])], rows)
+
+
+def _signals(found: dict[str, Any]) -> Any:
+    def mean(values: list[float], form: str, scale: float = 100) -> str:
+        return format(scale * sum(values) / len(values), form) if values and None not in values else "?"
+
+    rows = [
+        [
+            name,
+            mean(early["ahead_of_uniform"], "+.1f"),
+            mean(early["rank_correlation"], ".2f", 1),
+            mean(early["distinct"], ".0f") + "%",
+            mean(early["corrupted"], ".1f") + "%",
+            mean(early["ended_ahead"], "+.1f"),
+        ]
+        for name, early in ((name, method["early"]) for name, method in found["methods"].items())
+    ]
+    heads = [
+        "sequence",
+        "points\nahead",
+        "rank\ncorrelation",
+        "distinct\npicks",
+        "corrupted\npicks",
+        "ahead\nat the end",
+    ]
+    return table("Early signals: after a quarter of the run, against uniform; and how it ended", heads, rows)
+
+
+def _spread(figures: dict[str, Any]) -> str:
+    return f"{100 * figures['mean']:.1f} ({100 * figures['low']:.1f}-{100 * figures['high']:.1f})"
+
+
+def _around(interval: list[dict[str, Any]] | None) -> str:
+    ends = [f"{end['side']}{end['times']:.2f}" for end in interval or ()]
+    return f"\n[{', '.join(ends)}]" if ends else ""

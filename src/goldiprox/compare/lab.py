@@ -1,0 +1,378 @@
+"""Where the runs of a comparison are made: each is looked up first, and kept when it is done."""
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from goldiprox.acquisition import ACQUISITIONS, Acquisition
+from goldiprox.analysis import share
+from goldiprox.compare.methods import Method
+from goldiprox.compare.plan import EVALUATIONS, Plan
+from goldiprox.data import fingerprint, iterate
+from goldiprox.engine import Given, on_device
+from goldiprox.errors import ConfigError
+from goldiprox.forward import generalised_cross_entropy
+from goldiprox.holdout import irreducible_losses
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_of
+from goldiprox.optim import Schedule, TrainingConfig
+from goldiprox.recording import record_many
+from goldiprox.resolve import resolve
+from goldiprox.rules import make_rule
+from goldiprox.selection import CandidateSampler
+from goldiprox.sequence import Sequence as Recorded
+from goldiprox.snapshots import Snapshots, compared_ids, taken
+from goldiprox.stages import Progress, Stages
+from goldiprox.store import Kept, Runs, Store
+from goldiprox.training import replay_many
+
+USES_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss"})
+OTHER_MODELS = 1_000_003
+"""Between the seeds of the holdout models of one ensemble."""
+
+
+class Lab:
+    """Makes runs for every seed of a plan, or finds them.
+
+    Settings, models and every method are tried before the first run.
+
+    Args:
+        plan: What is compared.
+        folder: Where finished runs are kept.
+        progress: Shows what is not finished.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, progress: Progress):
+        self.plan, self.progress = plan, progress
+        self.stages = Stages(plan.config)
+        self.device = self.stages.device
+        self.store = Store(folder, self.device)
+        self.train = self.stages.prepared.split.train
+        self._data = {
+            "data": fingerprint(self.stages.prepared.data),
+            "test": fingerprint(self.stages.prepared.test),
+            "split": self.stages.prepared.split.digest,
+        }
+        self.stages.check_candidates()
+        if plan.config.keep > len(self.train):
+            raise ConfigError(f"--keep {plan.config.keep}: the training side has only {len(self.train):,} examples")
+        self.stages.build(plan.config.model, "model", plan.seeds[0])
+        for method in plan.methods:
+            self._try(method)
+
+    def _try(self, method: Method) -> None:
+        """Everything about a method that can fail, on a few examples."""
+        if (method.candidates or 0) > len(self.train):
+            raise ConfigError(
+                f"method {method.name}: {method.candidates} candidates per step, but the training side has only "
+                f"{len(self.train):,} examples"
+            )
+        if self.needs_table(method):
+            if not self._folds(method):
+                self.stages.prepared.split.require_holdout()
+            self.stages.build(self._il_model(method), "holdout model", self.plan.seeds[0])
+        proxy = self.stages.build(self._proxy(method), "proxy", self.plan.seeds[0])
+        rule = make_rule(method.rule, steps=self.plan.method_steps)
+        self.stages.try_selection(proxy, self._acquisition(method), rule)
+
+    def uniform(self, schedule: Schedule) -> list[Runs]:
+        """The large model on shuffled passes, as a plain loader gives them: for every length of the plan and seed.
+
+        With a constant learning rate a shorter run is the beginning of a longer one, and is not made again.
+        """
+        plan, lengths = self.plan, self.plan.uniform_steps
+        if schedule == "constant":
+            whole = self._uniform(schedule, lengths[-1], plan.unit)
+            return [[_beginning(run, steps) for run in whole] for steps in lengths]
+        return [self._uniform(schedule, steps, max(plan.unit, steps // EVALUATIONS)) for steps in lengths]
+
+    def _uniform(self, schedule: Schedule, steps: int, every: int) -> Runs:
+        config, name = self.plan.training(schedule), self.plan.config.model
+
+        def settings(seed: int) -> dict[str, Any]:
+            given = {"model": identity(name), "dropout": self.plan.config.dropout, "keep": self.plan.config.keep}
+            given |= {"on": self.plan.uniform_on, "steps": steps, "every": every}
+            return {**self._data, **given, **asdict(config), "seed": seed}
+
+        def make(seeds: Sequence[int]) -> Runs:
+            with self._stage(f"uniform, {steps:,} steps", name, steps) as on_step:
+                models = [self.stages.build(name, "model", seed) for seed in seeds]
+                tasks = [
+                    self._plain(model, seed, steps, every, config, on_step if n == 0 else None)
+                    for n, (model, seed) in enumerate(zip(models, seeds, strict=True))
+                ]
+                return [Kept(figures(h)) for h in fit_together(tasks, engine=self.plan.config.engine)]
+
+        return self._runs("uniform", settings, make, self.plan.at_once)
+
+    def _plain(
+        self, model: nn.Module, seed: int, steps: int, every: int, config: TrainingConfig, on_step: OnStep | None
+    ) -> Task:
+        data, num_workers = self.stages.data, self.plan.config.num_workers
+        ids = self.train
+        if self.plan.uniform_on == "everything":
+            ids = np.union1d(ids, self.stages.prepared.split.holdout)
+        sampler = CandidateSampler(ids, self.plan.config.keep, seed=seed, steps=steps)
+        batches = iterate(data, sampler.batches(), device=self.device, num_workers=num_workers, seed=seed)
+        resident = on_device(data, self.device, num_workers)
+
+        def window(first: int, count: int) -> torch.Tensor:
+            return sampler.window(first, count, self.device)
+
+        return Task(
+            model,
+            batches if resident is None else Given(resident, window, batches),
+            steps=steps,
+            config=config,
+            seed=seed,
+            evaluate=self.stages.evaluate(),
+            eval_every=every,
+            rate=rate_of(model, self.stages.example),
+            on_step=on_step,
+        )
+
+    def tables(self, method: Method) -> tuple[list[IrreducibleLosses], list[dict[str, float]]]:
+        """For every seed the irreducible losses, and what they cost: all of the models behind them."""
+        members = [self._tables(method, OTHER_MODELS * number) for number in range(method.il_models)]
+        tables, costs = [], []
+        for runs in zip(*members, strict=True):
+            each = [IrreducibleLosses(torch.from_numpy(run.arrays["values"])) for run in runs]
+            tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
+            costs.append({unit: _sum(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
+        return tables, costs
+
+    def _tables(self, method: Method, offset: int) -> Runs:
+        base, name, folds = self.plan.config.holdout, self._il_model(method), self._folds(method)
+        config = replace(
+            base,
+            checkpoint=method.checkpoint or base.checkpoint,
+            max_epochs=method.holdout_epochs or base.max_epochs,
+        )
+        training_loss = generalised_cross_entropy(method.robust) if method.robust else None
+
+        def settings(seed: int) -> dict[str, Any]:
+            given = {"il_model": identity(name), "dropout": self.plan.config.dropout, "folds": folds}
+            return {**self._data, **given, **asdict(config), "robust": method.robust, "seed": seed + offset}
+
+        def make(seeds: Sequence[int]) -> Runs:
+            made = []
+            for seed in (s + offset for s in seeds):
+                with self._stage(f"holdout model, seed {seed}", name, None) as on_step:
+                    table, _, reports, cost = irreducible_losses(
+                        lambda fold, s=seed: self.stages.build(name, "holdout model", s + 7919 * (fold + 1)),
+                        self.stages.data,
+                        self.stages.prepared.split,
+                        num_folds=folds,
+                        config=config,
+                        training_loss=training_loss,
+                        seed=seed,
+                        num_workers=self.plan.config.num_workers,
+                        engine=self.plan.config.engine,
+                        on_step=on_step,
+                    )
+                accuracy = float(np.mean([r.figures["accuracy"] for r in reports]))
+                numbers = {
+                    "accuracy": accuracy,
+                    "epoch": reports[0].epoch,
+                    "flops": cost.flops,
+                    "seconds": cost.seconds,
+                }
+                made.append(Kept(numbers, {"values": table.values.numpy()}))
+            return made
+
+        return self._runs("holdout", settings, make, 1)
+
+    def recorded(self, method: Method, schedule: Schedule) -> Runs:
+        """The proxy's recordings, with their sequences."""
+        own = method.proxy_schedule or schedule
+        return self._selecting(method, self._proxy(method), "proxy", own, self.plan.proxies_at_once)
+
+    def itself(self, method: Method, schedule: Schedule) -> Runs:
+        """The large model, selecting for itself."""
+        return self._selecting(method, self.plan.config.model, "model", schedule, self.plan.at_once)
+
+    def _selecting(self, method: Method, name: str, role: str, schedule: Schedule, at_once: int) -> Runs:
+        plan, split = self.plan, self.stages.prepared.split
+        config, acquisition = plan.training(schedule), method.acquisition or plan.config.acquisition
+        tables: Sequence[IrreducibleLosses | None] = [None] * len(plan.seeds)
+        if self.needs_table(method):
+            tables = self.tables(method)[0]
+        mine = dict(zip(plan.seeds, tables, strict=True))
+        candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
+
+        def settings(seed: int) -> dict[str, Any]:
+            table = mine[seed]
+            given = {
+                role: identity(name),
+                "dropout": plan.config.dropout,
+                "acquisition": identity(acquisition),
+                "rule": method.rule,
+                "candidates": candidates,
+                "keep": plan.config.keep,
+                "table": "" if table is None else table.digest,
+                "compared": plan.compared if table is not None and role == "proxy" else 0,
+            }
+            return {**self._data, **given, **asdict(config), "steps": steps, "every": plan.unit, "seed": seed}
+
+        def make(seeds: Sequence[int]) -> Runs:
+            watchers = [self._watcher(mine[s] if role == "proxy" else None) for s in seeds]
+            paths = [self.store.path(self.store.key(f"select-{role}", settings(s)), ".arrow") for s in seeds]
+            with self._stage(f"{role}, {method.name}", name, steps) as on_step:
+                recordings = record_many(
+                    [self.stages.build(name, role, seed) for seed in seeds],
+                    self.stages.data,
+                    engine=plan.config.engine,
+                    each=[
+                        {"seed": seed, "irreducible": mine[seed], "evaluate": watcher}
+                        | ({"out": path, "force": True} if role == "proxy" else {})
+                        | ({"on_step": on_step} if n == 0 else {})
+                        for n, (seed, watcher, path) in enumerate(zip(seeds, watchers, paths, strict=True))
+                    ],
+                    acquisition=self._acquisition(method),
+                    rule=make_rule(method.rule, steps=steps),
+                    candidates=candidates,
+                    keep=plan.config.keep,
+                    steps=steps,
+                    ids=split.train,
+                    config=config,
+                    num_workers=plan.config.num_workers,
+                    eval_every=plan.unit,
+                )
+            return [
+                Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest}, taken(w), r.path)
+                for r, w in zip(recordings, watchers, strict=True)
+            ]
+
+        return self._runs(f"select-{role}", settings, make, at_once)
+
+    def replayed(self, method: Method, schedule: Schedule) -> Runs:
+        """The large model on the proxy's sequences, seed by seed."""
+        plan, name = self.plan, self.plan.config.model
+        proxies = dict(zip(plan.seeds, self.recorded(method, schedule), strict=True))
+        tables: Sequence[IrreducibleLosses | None] = [None] * len(plan.seeds)
+        if self.needs_table(method):
+            tables = self.tables(method)[0]
+        mine = dict(zip(plan.seeds, tables, strict=True))
+        config = plan.training(schedule)
+
+        def settings(seed: int) -> dict[str, Any]:
+            table = mine[seed]
+            given = {
+                "model": identity(name),
+                "dropout": plan.config.dropout,
+                "sequence": proxies[seed].numbers["digest"],
+                "table": "" if table is None else table.digest,
+                "compared": plan.compared if table is not None else 0,
+            }
+            return {**self._data, **given, **asdict(config), "every": plan.unit, "seed": seed}
+
+        def make(seeds: Sequence[int]) -> Runs:
+            sequences = [Recorded.open(str(proxies[s].sequence), self.stages.data) for s in seeds]
+            watchers = [self._watcher(mine[s]) for s in seeds]
+            with self._stage(f"sequence, {method.name}", name, plan.method_steps) as on_step:
+                histories = replay_many(
+                    [self.stages.build(name, "model", seed) for seed in seeds],
+                    self.stages.data,
+                    sequences,
+                    engine=plan.config.engine,
+                    each=[
+                        {"seed": seed, "evaluate": watcher} | ({"on_step": on_step} if n == 0 else {})
+                        for n, (seed, watcher) in enumerate(zip(seeds, watchers, strict=True))
+                    ],
+                    config=config,
+                    num_workers=plan.config.num_workers,
+                    eval_every=plan.unit,
+                )
+            return [Kept(figures(h), taken(w)) for h, w in zip(histories, watchers, strict=True)]
+
+        return self._runs("replay", settings, make, plan.at_once)
+
+    def needs_table(self, method: Method) -> bool:
+        name = method.acquisition or self.plan.config.acquisition
+        return name in USES_TABLE or ":" in name  # what a user's own asks for is not known
+
+    def _watcher(self, table: IrreducibleLosses | None) -> Evaluate:
+        on_test, config = self.stages.evaluate(), self.plan.config
+        if table is None or not self.plan.compared:
+            return on_test
+        ids = compared_ids(self.train, config.candidates, self.plan.compared)
+        return Snapshots(on_test, self.stages.data, ids, config.candidates, table, config.training.precision)
+
+    def _picks(self, ids: np.ndarray) -> dict[str, float]:
+        """What was kept after a quarter of the run, and at its end."""
+        wrong, quarter = self.stages.prepared.truth.corrupted, ids[: len(ids) // 4]
+        return {
+            "coverage": len(np.unique(ids)) / len(self.train),
+            "coverage_at_quarter": len(np.unique(quarter)) / len(self.train),
+            "distinct_at_quarter": len(np.unique(quarter)) / len(quarter),
+            "corrupted": share(ids, wrong),
+            "corrupted_at_quarter": share(quarter, wrong),
+        }
+
+    def _acquisition(self, method: Method) -> Acquisition:
+        return resolve("acquisition", method.acquisition or self.plan.config.acquisition, ACQUISITIONS)
+
+    def _proxy(self, method: Method) -> str:
+        return method.proxy or self.plan.config.proxy
+
+    def _il_model(self, method: Method) -> str:
+        return method.il_model or self.plan.config.il_model or self._proxy(method)
+
+    def _folds(self, method: Method) -> int:
+        return self.plan.config.num_folds if method.folds is None else method.folds
+
+    @contextmanager
+    def _stage(self, title: str, model: str, total: int | None) -> Iterator[OnStep | None]:
+        """A progress bar, and as many threads as the model is worth."""
+        threads = self.stages.threads(self.stages.build(model, "model", 0))
+        with threads, self.progress.stage(title, total) as on_step:
+            yield on_step
+
+    def _runs(
+        self, kind: str, settings: Callable[[int], dict[str, Any]], make: Callable[[Sequence[int]], Runs], at_once: int
+    ) -> Runs:
+        # One after another where a graph cannot hold several: then each is kept as soon as it is done.
+        together = at_once if self.device.type == "cuda" and not self.plan.config.dropout else 1
+        return self.store.found_or_made(kind, self.plan.seeds, settings, make, together=together)
+
+
+def figures(history: History) -> dict[str, Any]:
+    """What is kept of a run: accuracy at every evaluation, and the bill."""
+    return {
+        "steps": [e["step"] for e in history.evaluations],
+        "accuracy": [e["accuracy"] for e in history.evaluations],
+        "flops": history.cost.flops,
+        "seconds": history.cost.seconds,
+        "evaluation_seconds": history.cost.evaluation_seconds,
+    }
+
+
+def _beginning(run: Kept, steps: int) -> Kept:
+    """The first steps of a run, as if it had ended there."""
+    count = run.numbers["steps"].index(steps) + 1
+    part = steps / run.numbers["steps"][-1]
+    shorter = {name: run.numbers[name][:count] for name in ("steps", "accuracy")}
+    scaled = {n: None if run.numbers[n] is None else run.numbers[n] * part for n in ("flops", "seconds")}
+    return Kept(run.numbers | shorter | scaled)
+
+
+def identity(name: str) -> str:
+    """A name, and for the user's own code a hash of the file it is in: when that changes, runs are made again."""
+    if ":" not in name:
+        return name
+    path = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
+    return f"{name}@{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}" if path else name
+
+
+def _sum(values: Any) -> Any:
+    known = list(values)
+    return None if any(v is None for v in known) else sum(known)

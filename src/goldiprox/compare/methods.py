@@ -1,0 +1,96 @@
+"""A method: how batches are selected. On the command line a text, in a script a value."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
+
+from goldiprox.acquisition import ACQUISITIONS
+from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.forward import generalised_cross_entropy
+from goldiprox.holdout import Checkpoint
+from goldiprox.irreducible import Combined
+from goldiprox.optim import Schedule
+from goldiprox.resolve import resolve
+from goldiprox.rules import make_rule
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of selecting. None takes what the comparison says for all.
+
+    Attributes:
+        rule: Turns scores into a choice, as in `goldiprox.rules.make_rule`.
+        acquisition: Scores candidates.
+        proxy: Selects.
+        proxy_schedule: Of the proxy's learning rate; else that of the model's.
+        candidates: Scored per step.
+        il_model: The holdout model; else of the proxy's kind.
+        checkpoint: Of the holdout model.
+        holdout_epochs: At most, for the holdout model.
+        folds: Cross-fit over this many, instead of learning from the holdout alone.
+        il_models: How many holdout models, from other seeds; their losses are combined.
+        combine: How: ``losses`` or ``probabilities``.
+        robust: The q of the generalised cross-entropy that holdout models learn by; 0 is cross-entropy.
+        name: For tables; by default the text of what differs from the defaults.
+    """
+
+    rule: str = "top_k"
+    acquisition: str | None = None
+    proxy: str | None = None
+    proxy_schedule: Schedule | None = None
+    candidates: int | None = None
+    il_model: str | None = None
+    checkpoint: Checkpoint | None = None
+    holdout_epochs: int | None = None
+    folds: int | None = None
+    il_models: int = 1
+    combine: Combined = "losses"
+    robust: float = 0.0
+    name: str = ""
+
+    def __post_init__(self):
+        make_rule(self.rule)
+        if self.acquisition:
+            resolve("acquisition", self.acquisition, ACQUISITIONS)
+        for name, known in (("proxy_schedule", Schedule), ("checkpoint", Checkpoint), ("combine", Combined)):
+            value = getattr(self, name)
+            if value is not None and value not in get_args(known):
+                raise UnknownName(name, value, get_args(known))
+        for name in ("candidates", "holdout_epochs", "il_models"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: at least 1 is needed")
+        if self.folds not in (None, 0) and self.folds < 2:
+            raise ConfigError(f"folds={self.folds}: give 2 or more, or 0 to learn from the holdout")
+        if self.robust:
+            generalised_cross_entropy(self.robust)
+        if not self.name:
+            object.__setattr__(self, "name", self.text)
+
+    @property
+    def text(self) -> str:
+        """What `parse` makes this method from."""
+        default = {f.name: f.default for f in fields(Method)}
+        rest = {k: v for k, v in asdict(self).items() if k not in ("rule", "name") and v != default[k]}
+        return ",".join([self.rule, *(f"{k}={v}" for k, v in rest.items())])
+
+
+def parse(text: str) -> Method:
+    """A method from the command line: a rule, and what else differs from the defaults.
+
+    ``gumbel_top_k:1``, ``gumbel_top_k:1,checkpoint=last,il_models=3``.
+    """
+    rule, *rest = text.split(",")
+    kinds = {f.name: str(f.type) for f in fields(Method) if f.name != "rule"}
+    values: dict[str, Any] = {}
+    for setting in rest:
+        name, equals, value = setting.strip().partition("=")
+        if name not in kinds:
+            raise UnknownName("setting of a method", name, kinds)
+        if not equals or not value:
+            raise ConfigError(f"method {text!r}: {setting!r} has no value; write {name}=...")
+        kind = float if "float" in kinds[name] else int if "int" in kinds[name] else str
+        try:
+            values[name] = kind(value)
+        except ValueError:
+            raise ConfigError(f"method {text!r}: {name}={value} is not a number") from None
+    return Method(rule=rule.strip(), **values)

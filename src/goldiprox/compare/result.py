@@ -1,0 +1,211 @@
+"""The runs of a comparison and what they say, as one JSON object."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldiprox.analysis import spearman
+from goldiprox.artifacts import check_folder, versions, write_json
+from goldiprox.compare.lab import Lab
+from goldiprox.compare.methods import Method
+from goldiprox.compare.plan import EVALUATIONS, REPLAYS, Plan
+from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, judge
+from goldiprox.errors import NonFiniteError
+from goldiprox.optim import Schedule
+from goldiprox.stages import Progress, Silent
+from goldiprox.store import Runs, hardware
+
+QUARTER = EVALUATIONS // 4 - 1
+"""The evaluation after a quarter of the run."""
+SIGNALS = ("ahead_of_uniform", "rank_correlation", "distinct", "corrupted")
+
+
+def compare(plan: Plan, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Makes or finds every run, judges the methods, and writes ``compare.json``.
+
+    Args:
+        plan: What is compared.
+        out: The folder; finished runs are kept in ``out/runs``, so that a call that was broken off goes on.
+        progress: Shows it.
+
+    Returns:
+        What ``goldiprox compare --json`` prints.
+    """
+    check_folder(out)
+    lab = Lab(plan, out / "runs", progress or Silent())
+    result = describe(lab) | {"schedules": {s: _of_schedule(lab, s) for s in plan.schedules}, "out": str(out)}
+    write_json(out / "compare.json", result)
+    return json.loads((out / "compare.json").read_text())
+
+
+def describe(lab: Lab) -> dict[str, Any]:
+    """What the figures were measured on."""
+    plan, prepared = lab.plan, lab.stages.prepared
+    wrong = prepared.truth.corrupted
+    return {
+        "data": plan.config.data.recorded(),
+        "num_train": len(lab.train),
+        "corrupted": {
+            "training side": float(wrong[lab.train].mean()),
+            "holdout": float(wrong[prepared.split.holdout].mean()) if len(prepared.split.holdout) else None,
+        },
+        "model": plan.config.model,
+        "proxy": plan.config.proxy,
+        "uniform_on": plan.uniform_on,
+        "steps": plan.method_steps,
+        "keep": plan.config.keep,
+        "candidates": plan.config.candidates,
+        "training": asdict(plan.config.training) | {"schedule": list(plan.schedules)},
+        "seeds": list(plan.seeds),
+        "replays": list(REPLAYS),
+        "at_once": plan.at_once if lab.device.type == "cuda" else 1,
+        "hardware": hardware(lab.device) + (", small models on one" if lab.device.type == "cpu" else ""),
+        "versions": versions(),
+    }
+
+
+def _of_schedule(lab: Lab, schedule: Schedule) -> dict[str, Any]:
+    uniform = Uniform(lab, schedule)
+    methods = {m.name: of_method(lab, m, schedule, uniform) for m in lab.plan.methods}
+    return {"uniform": uniform.as_dict(), "methods": methods, "signals": foretold(methods)}
+
+
+class Uniform:
+    """The uniform runs under one schedule, which every method is held against."""
+
+    def __init__(self, lab: Lab, schedule: Schedule):
+        self.steps = lab.plan.uniform_steps
+        self.budgets = [s / lab.plan.method_steps for s in self.steps]
+        self.runs = lab.uniform(schedule)
+        of_budgets = [_final(runs) for runs in self.runs]
+        self.accuracies = [[accuracies[seed] for accuracies in of_budgets] for seed in range(len(lab.plan.seeds))]
+        self.frontier = Frontier(self.budgets, self.accuracies)
+        self.equal = self.runs[self.steps.index(lab.plan.method_steps)]
+        """Those as long as the methods'."""
+
+    def step_cost(self, unit: str) -> float | None:
+        """Of the large model, per uniform step."""
+        cost = _mean([run.numbers[unit] for run in self.runs[-1]])
+        return None if cost is None else cost / self.steps[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "budgets": self.budgets,
+            "steps": self.steps,
+            "accuracy": [asdict(interval(_final(runs))) for runs in self.runs],
+            "frontier": self.frontier.best.mean(0).tolist(),
+            "per_step": {unit: self.step_cost(unit) for unit in ("flops", "seconds")},
+            "curves": [{"steps": runs[0].numbers["steps"], "accuracy": _curves(runs)} for runs in self.runs],
+            "together": sorted({run.numbers["together"] for runs in self.runs for run in runs}),
+        }
+
+
+def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) -> dict[str, Any]:
+    """One method's runs, judged."""
+    costs = lab.tables(method)[1] if lab.needs_table(method) else [{"flops": 0, "seconds": 0.0}] * len(lab.plan.seeds)
+    proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
+    holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
+    choosing = {unit: _mean([run.numbers[unit] for run in proxy]) for unit in holdout}
+    found = {
+        "settings": asdict(method),
+        "sequence": _judged(lab, replayed, uniform, {unit: _plus(holdout[unit], choosing[unit]) for unit in holdout}),
+        "cost": {"holdout": holdout, "proxy": choosing},
+        "proxy_accuracy": asdict(interval(_final(proxy))),
+        "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
+        "corrupted": asdict(interval([run.numbers["corrupted"] for run in proxy])),
+        "early": _early(proxy, replayed, uniform.equal),
+    }
+    if lab.plan.itself:
+        found["itself"] = _judged(lab, lab.itself(method, schedule), uniform, holdout)
+    return found
+
+
+def _judged(lab: Lab, runs: Runs, uniform: Uniform, once: dict[str, Any]) -> dict[str, Any]:
+    bills: dict[str, Bill | None] = {}
+    for unit in ("flops", "seconds"):
+        step, each = uniform.step_cost(unit), _mean([run.numbers[unit] for run in runs])
+        known = step is not None and each is not None and once[unit] is not None
+        bills[unit] = Bill(step, lab.plan.method_steps, each, once[unit]) if known else None  # type: ignore[arg-type]
+    steps = runs[0].numbers["steps"]
+    below = below_uniform(_curves(runs), _curves(uniform.equal))
+    return judge(_final(runs), uniform.frontier, uniform.accuracies, bills, REPLAYS) | {
+        "curve": {"steps": steps, "accuracy": _curves(runs)},
+        "below_uniform_at": None if below is None else [steps[i] for i in below],
+        "together": sorted({run.numbers["together"] for run in runs}),
+    }
+
+
+def _early(proxy: Runs, replayed: Runs, uniform: Runs) -> dict[str, Any]:
+    """What is known after a quarter of the run, for every seed, and how it ended: accuracy above uniform's."""
+    ahead = np.asarray(_curves(replayed)) - np.asarray(_curves(uniform))
+    pairs = list(zip(proxy, replayed, strict=True))
+    compared = all("reducible" in p.arrays and "reducible" in r.arrays for p, r in pairs)
+    correlations = [
+        spearman(p.arrays["reducible"][QUARTER], r.arrays["reducible"][QUARTER]) for p, r in pairs if compared
+    ]
+    return {
+        "ahead_of_uniform": ahead[:, QUARTER].tolist(),
+        "rank_correlation": correlations,
+        "distinct": [run.numbers["distinct_at_quarter"] for run in proxy],
+        "corrupted": [run.numbers["corrupted_at_quarter"] for run in proxy],
+        "ended_ahead": ahead[:, -1].tolist(),
+    }
+
+
+def foretold(methods: dict[str, Any]) -> dict[str, Any]:
+    """How well each early signal ranks all runs (methods times seeds) by how far they ended ahead of uniform.
+
+    A rank correlation over so few runs is itself uncertain; below six runs it is not given.
+    """
+    ends = [e for found in methods.values() for e in found["early"]["ended_ahead"]]
+    told: dict[str, Any] = {"runs": len(ends)}
+    for signal in SIGNALS:
+        values = [v for found in methods.values() for v in found["early"][signal]]
+        enough = len(values) == len(ends) >= 6 and bool(np.isfinite(values).all())
+        told[signal] = spearman(np.asarray(values), np.asarray(ends)) if enough else None
+    return told
+
+
+def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterator[dict[str, Any]]:
+    """One method after another against the same uniform runs: a line each, as soon as it is known.
+
+    A method that fails (its model diverges, say) leaves a line with the error, and the next one is tried.
+
+    Args:
+        plan: With the methods to try.
+        out: Where finished runs are kept, in ``out/runs``.
+        progress: Shows it.
+    """
+    lab = Lab(plan, out / "runs", progress or Silent())
+    about = {"data": plan.config.data.recorded(), "steps": plan.method_steps, "seeds": list(plan.seeds)}
+    about |= {"model": plan.config.model, "proxy": plan.config.proxy, "hardware": hardware(lab.device)}
+    for schedule in plan.schedules:
+        uniform = Uniform(lab, schedule)
+        line = uniform.as_dict()
+        yield {"trial": "uniform", "schedule": schedule, **about, **{k: line[k] for k in ("budgets", "accuracy")}}
+        for method in plan.methods:
+            try:
+                found = of_method(lab, method, schedule, uniform)
+            except NonFiniteError as e:
+                found = {"settings": asdict(method), "error": str(e)}
+            yield {"trial": method.name, "schedule": schedule, **about, **found}
+
+
+def _final(runs: Runs) -> list[float]:
+    return [run.numbers["accuracy"][-1] for run in runs]
+
+
+def _curves(runs: Runs) -> list[list[float]]:
+    return [run.numbers["accuracy"] for run in runs]
+
+
+def _mean(values: list[Any]) -> float | None:
+    return None if any(v is None for v in values) else float(np.mean(values))
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b

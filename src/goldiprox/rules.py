@@ -1,0 +1,184 @@
+"""Rules: from scores to the rows that are kept."""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.randomness import Key, subkey, uniforms
+from goldiprox.watch import has_triton
+
+Rule: TypeAlias = Callable[..., Tensor]
+"""(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step.
+
+A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts.
+"""
+
+
+def top_k() -> Rule:
+    """Keeps the highest scores (the paper's rule). Ties break by id."""
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:  # noqa: ARG001
+        return highest(scores, ids, keep)
+
+    rule.draws_nothing = rule.needs_only_best = True  # type: ignore[attr-defined]
+    return rule
+
+
+def gumbel_top_k(temperature: float = 1.0, *, final: float | None = None, steps: int | None = None) -> Rule:
+    """Draws without replacement, with a probability that grows with the score.
+
+    The keep highest of ``score / (temperature * std) + Gumbel noise`` (Kool et al. 2019). The noise is a hash of
+    id and step, so it is the same in every process.
+
+    Args:
+        temperature: In units of the scores' standard deviation. 0 is `top_k`; large is uniform.
+        final: The temperature at the last step, infinite for uniform. Its inverse changes linearly on the way.
+        steps: How many there are, where the temperature changes.
+    """
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"a temperature of {temperature} is not zero or more; 0 is top_k, large is uniform")
+    if final is not None:
+        return _annealed(temperature, final, steps)
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
+        if temperature == 0:
+            return highest(scores, ids, keep)
+        noise = _gumbel(ids, key)
+        std = scores.to(noise.dtype).std(correction=0)
+        scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
+        return highest((scaled + noise).float(), ids, keep)
+
+    rule.needs_only_best = temperature == 0  # type: ignore[attr-defined]
+    return rule
+
+
+def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
+    if temperature == 0 or not final > 0:
+        raise ConfigError(
+            f"a temperature cannot go from {temperature} to {final}: both must be positive, the last may be inf"
+        )
+    if not steps or steps < 1:
+        raise ConfigError(
+            "a temperature that changes needs the number of steps: gumbel_top_k(1.0, final=4.0, steps=...)"
+        )
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, step: int | Tensor) -> Tensor:
+        noise = _gumbel(ids, key)
+        # On the device whoever counts, so that a CUDA graph and separate steps round alike.
+        at = step if isinstance(step, Tensor) else torch.full((), step, device=ids.device)
+        done = (at.to(noise.dtype) / steps).clamp(max=1)
+        sharpness = 1 / temperature + (1 / final - 1 / temperature) * done
+        std = scores.to(noise.dtype).std(correction=0)
+        scaled = torch.where(std > 0, sharpness * scores / std, torch.zeros_like(noise))
+        return highest((scaled + noise).float(), ids, keep)
+
+    rule.needs_step = True  # type: ignore[attr-defined]
+    return rule
+
+
+def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
+    """Fills a share of the batch uniformly from what another rule left, the rest by that rule.
+
+    Args:
+        fraction: The share chosen uniformly.
+        rule: Chooses the rest; `top_k` by default.
+    """
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"a share of {fraction} is not between 0 and 1")
+    inner = rule or top_k()
+
+    def mixed(scores: Tensor, ids: Tensor, keep: int, key: Key, **step: int | Tensor) -> Tensor:
+        num_uniform = round(fraction * keep)
+        chosen = inner(scores, ids, keep - num_uniform, key, **step)
+        draws = uniforms(ids, subkey(key, 1))
+        draws = draws.index_fill(0, chosen, -1.0)
+        return torch.cat([chosen, highest(draws, ids, num_uniform)])
+
+    mixed.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
+    return mixed
+
+
+def ranked(rule: Rule | None = None) -> Rule:
+    """Lets another rule see ranks in place of scores: how far apart scores lie no longer counts, nor do outliers.
+
+    Args:
+        rule: Gets 0 for the lowest score of the candidates, 1 for the highest; `gumbel_top_k` by default, since for
+            `top_k` nothing changes.
+    """
+    inner = rule or gumbel_top_k()
+
+    def of_ranks(scores: Tensor, ids: Tensor, keep: int, key: Key, **step: int | Tensor) -> Tensor:
+        places = highest(scores, ids, len(ids)).argsort()  # 0 for the highest score
+        return inner(1 - places / max(1, len(ids) - 1), ids, keep, key, **step)
+
+    of_ranks.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
+    return of_ranks
+
+
+def _gumbel(ids: Tensor, key: Key) -> Tensor:
+    return -(-uniforms(ids, key).log()).log()
+
+
+def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> Int[Tensor, " k"]:
+    """The rows of the highest scores, highest first, ties by id."""
+    if ids.is_cuda and has_triton() and len(ids) <= 4096:
+        from goldiprox import kernels
+
+        return kernels.highest(scores.float(), ids, keep)
+    if ids.device.type != "cpu" or (len(ids) and int(ids.max()) >> 32):
+        by_id = ids.argsort()
+        return by_id[scores[by_id].float().argsort(descending=True, stable=True)[:keep]]
+    # One selection over keys of 32 bits of score and 32 bits of id.
+    bits = (scores.float() + 0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats order backwards as integers
+    return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
+
+
+NAMES = ("top_k", "gumbel_top_k", "mix", "ranked")
+
+
+def make_rule(text: str, *, temperature: float = 1.0, fraction: float = 0.5, steps: int = 1) -> Rule:
+    """The rule that a text on the command line describes.
+
+    ``top_k``, ``gumbel_top_k:0.5``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
+    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
+
+    Args:
+        text: Names with their settings.
+        temperature: Of ``gumbel_top_k`` where the text names none.
+        fraction: Of ``mix`` where the text names none.
+        steps: Over which a temperature changes.
+    """
+    first, _, rest = text.partition("+")
+    name, _, setting = first.partition(":")
+    if name not in NAMES:
+        raise UnknownName("selection rule", name, NAMES)
+    inner = make_rule(rest, temperature=temperature, fraction=fraction, steps=steps) if rest else None
+    if inner and name not in ("mix", "ranked"):
+        raise ConfigError(f"rule {text!r}: {name} stands alone or last; only mix and ranked go over another rule")
+    if setting and name in ("top_k", "ranked"):
+        raise ConfigError(f"rule {text!r}: {name} has no setting")
+    if name == "top_k":
+        return top_k()
+    if name == "ranked":
+        return ranked(inner)
+    if name == "mix":
+        return mix(_number(setting, text) if setting else fraction, inner)
+    begin, _, end = setting.partition("..")
+    return gumbel_top_k(
+        _number(begin, text) if begin else temperature, final=_number(end, text) if end else None, steps=steps
+    )
+
+
+def _number(text: str, rule: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5 or gumbel_top_k:0.5..4"
+        ) from None

@@ -1,0 +1,176 @@
+"""Rules: contracts over every one of them, and what each does."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import goldiprox as gp
+from conftest import make_mlp
+from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.rules import make_rule
+
+RULES = {
+    "top_k": gp.top_k(),
+    "gumbel_top_k": gp.gumbel_top_k(0.5),
+    "mix": gp.mix(0.5),
+    "mix of gumbel": gp.mix(0.25, gp.gumbel_top_k(1.0)),
+    "ranked": gp.ranked(),
+    "mix of ranked": gp.mix(0.25, gp.ranked(gp.gumbel_top_k(0.5))),
+    "annealed": partial(gp.gumbel_top_k(0.5, final=4.0, steps=100), step=30),
+}
+
+
+@st.composite
+def scored(draw):
+    n = draw(st.integers(1, 60))
+    values = draw(st.lists(st.integers(-5, 5), min_size=n, max_size=n))  # integers: many ties
+    ids = draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n, unique=True))
+    return torch.tensor(values).float(), torch.tensor(ids), draw(st.integers(1, n))
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(scored(), st.integers(0, 2**62))
+def test_every_rule_gives_distinct_rows_whatever_the_order(name, case, key):
+    scores, ids, keep = case
+    rows = RULES[name](scores, ids, keep, key)
+    assert rows.shape == (keep,)
+    assert rows.unique().numel() == keep
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+    permuted = RULES[name](scores[order], ids[order], keep, key)
+    assert ids[rows].tolist() == ids[order][permuted].tolist()
+
+
+@given(scored())
+def test_top_k_is_a_sort_with_ties_by_id(case):
+    scores, ids, keep = case
+    expected = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))[:keep]
+    assert ids[gp.top_k()(scores, ids, keep, 0)].tolist() == [i for _, i in expected]
+
+
+def test_temperature_spans_from_top_k_to_uniform():
+    scores, ids = torch.linspace(0, 1, 200), torch.arange(200)
+
+    def mean_score(temperature):
+        rule = gp.gumbel_top_k(temperature)
+        return torch.cat([scores[rule(scores, ids, 20, key)] for key in range(200)]).mean().item()
+
+    means = [mean_score(t) for t in (0.0, 0.1, 0.5, 1.0, 100.0)]
+    assert means == sorted(means, reverse=True)
+    assert means[0] == pytest.approx(scores[-20:].mean().item())
+    assert means[-1] == pytest.approx(0.5, abs=0.03)
+
+
+def test_gumbel_top_k_draws_in_proportion_for_one_pick():
+    """With one pick, the probabilities are softmax(score / (temperature * std))."""
+    scores, ids = torch.tensor([0.0, 1.0, 2.0]), torch.arange(3)
+    rule = gp.gumbel_top_k(2.0)
+    counts = torch.zeros(3)
+    for key in range(4_000):
+        counts[rule(scores, ids, 1, key)] += 1
+    expected = (scores.double() / (2.0 * scores.double().std(correction=0))).softmax(0)
+    assert (counts / 4_000 - expected).abs().max() < 0.03
+
+
+def test_gumbel_top_k_does_not_depend_on_the_scale_and_takes_equal_scores():
+    scores, ids = torch.randn(100, generator=torch.Generator().manual_seed(0)), torch.arange(100)
+    rule = gp.gumbel_top_k(1.0)
+    assert torch.equal(rule(scores, ids, 10, 3), rule(1000 * scores + 7, ids, 10, 3))
+    assert rule(torch.ones(100), ids, 10, 3).unique().numel() == 10
+
+
+def test_mix_takes_the_best_and_fills_up_uniformly():
+    scores, ids = torch.linspace(0, 1, 100), torch.arange(100)
+    picks = torch.stack([gp.mix(0.5)(scores, ids, 10, key) for key in range(500)])
+    assert (picks[:, :5] == torch.tensor([99, 98, 97, 96, 95])).all()
+    uniform = picks[:, 5:]
+    assert uniform.max() < 95
+    assert abs(uniform.float().mean() - 47) < 2
+    assert torch.equal(gp.mix(0.0)(scores, ids, 10, 1), gp.top_k()(scores, ids, 10, 1))
+
+
+def test_ranked_sees_order_only():
+    scores, ids = torch.randn(100, generator=torch.Generator().manual_seed(0)), torch.arange(100)
+    rule, plain = gp.ranked(gp.gumbel_top_k(0.5)), gp.gumbel_top_k(0.5)
+    assert torch.equal(rule(scores, ids, 10, 3), rule(scores.exp() ** 5, ids, 10, 3))
+    assert not torch.equal(plain(scores, ids, 10, 3), plain(scores.exp() ** 5, ids, 10, 3))
+    by_rank = scores.argsort().argsort().float()
+    assert rule(scores, ids, 10, 3).tolist() == plain(by_rank, ids, 10, 3).tolist()
+    assert torch.equal(gp.ranked(gp.top_k())(scores, ids, 10, 3), gp.top_k()(scores, ids, 10, 3))
+
+
+def test_a_temperature_changes_from_the_first_to_the_last_over_the_run():
+    scores, ids = torch.randn(200, generator=torch.Generator().manual_seed(0)), torch.arange(200)
+    rule = gp.gumbel_top_k(0.25, final=math.inf, steps=100)
+
+    def mean_score(step):
+        return torch.cat([scores[rule(scores, ids, 20, key, step=step)] for key in range(100)]).mean().item()
+
+    means = [mean_score(step) for step in (0, 25, 50, 75, 100)]
+    assert means == sorted(means, reverse=True)
+    assert abs(means[-1] - scores.mean()) < 0.05
+    for step, temperature in ((0, 0.5), (50, 0.8), (100, 2.0), (1000, 2.0)):  # 1/0.8 is half way from 1/0.5 to 1/2
+        annealed = gp.gumbel_top_k(0.5, final=2.0, steps=100)(scores, ids, 20, 7, step=step)
+        assert torch.equal(annealed, gp.gumbel_top_k(temperature)(scores, ids, 20, 7))
+        on_device = gp.gumbel_top_k(0.5, final=2.0, steps=100)(scores, ids, 20, 7, step=torch.tensor(step))
+        assert torch.equal(annealed, on_device)
+
+
+def test_a_selector_tells_the_rule_its_step(blobs, irreducible):
+    batch = next(iter(DataLoader(gp.WithIds(blobs), batch_size=64)))
+    annealed = gp.mix(0.5, gp.ranked(gp.gumbel_top_k(0.01, final=math.inf, steps=2)))
+    select = gp.Selector(gp.irreducible_loss, irreducible=irreducible, keep=8, rule=annealed)
+    best = set(irreducible[batch.ids].topk(4, largest=False).indices.tolist())
+    model = make_mlp()
+    picks = [select.choose(model, batch, step)[0][:4].tolist() for step in (0, 2)]
+    assert set(picks[0]) == best
+    assert set(picks[1]) != best
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("top_k", gp.top_k()),
+        ("gumbel_top_k", gp.gumbel_top_k(3.0)),
+        ("gumbel_top_k:0.5", gp.gumbel_top_k(0.5)),
+        ("gumbel_top_k:0.5..inf", partial(gp.gumbel_top_k(0.5, final=math.inf, steps=9), step=4)),
+        ("mix", gp.mix(0.3)),
+        ("mix:0.25+gumbel_top_k:2", gp.mix(0.25, gp.gumbel_top_k(2.0))),
+        ("mix:0.25+ranked+gumbel_top_k:2", gp.mix(0.25, gp.ranked(gp.gumbel_top_k(2.0)))),
+    ],
+)
+def test_rules_as_text(text, expected):
+    scores, ids = torch.randn(60, generator=torch.Generator().manual_seed(0)), torch.arange(60)
+    rule = make_rule(text, temperature=3.0, fraction=0.3, steps=9)
+    step = {"step": 4} if getattr(rule, "needs_step", False) else {}
+    assert torch.equal(rule(scores, ids, 10, 5, **step), expected(scores, ids, 10, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gumbel_top_k:warm", "'warm' is not a number"),
+        ("gumbel_top_k:0..2", "both must be positive"),
+        ("top_k:3", "top_k has no setting"),
+        ("top_k+mix", "only mix and ranked go over another"),
+        ("mix:0.5+topk", "Did you mean 'top_k'"),
+    ],
+)
+def test_bad_rules_as_text(text, message):
+    with pytest.raises((ConfigError, UnknownName), match=message):
+        make_rule(text)
+
+
+def test_bad_settings_of_rules():
+    with pytest.raises(ConfigError, match="needs the number of steps"):
+        gp.gumbel_top_k(1.0, final=2.0)
+    with pytest.raises(ConfigError, match="temperature of -1"):
+        gp.gumbel_top_k(-1.0)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        gp.mix(1.5)
+    with pytest.raises(UnknownName, match="Did you mean 'top_k'"):
+        make_rule("topk")
