@@ -22,7 +22,7 @@ from goldiprox.forward import (
 )
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import Key, derive, preserved, shuffle, subkey, uniforms
-from goldiprox.ranks import Ranks
+from goldiprox.ranks import Ranks, refuse_divided_again
 from goldiprox.watch import Watch, has_triton
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, int, Key], Tensor]
@@ -374,6 +374,7 @@ class CandidateSampler:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_divided_again(whole=True)
         for batch_ids in self.batches():
             yield batch_ids.tolist()
 

@@ -20,6 +20,7 @@ from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
 from goldiprox.lazy import LazyTable, open_table
 from goldiprox.randomness import hash_ids
+from goldiprox.ranks import refuse_divided_again
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -63,7 +64,13 @@ class Sequence:
 
     drop_last = True
 
-    def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1):
+    def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1, **injected: Any):
+        if injected:  # Lightning calls the type of a batch sampler with a sampler of its own
+            raise ConfigError(
+                f"a sequence cannot be made anew from another sampler ({some(injected)}), which is what Lightning does "
+                f"with a batch sampler where several processes train; use goldiprox.integrations.lightning.DataModule("
+                f"data, sequence), or open it with rank= and world_size= and set Trainer(use_distributed_sampler=False)"
+            )
         self._table = table
         self.header = table.header
         keep = self.header.config.get("keep")
@@ -193,6 +200,7 @@ class Sequence:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
+        refuse_divided_again(whole=self.world_size == 1)
         start, self._start, self._next_step = self._start, 0, self._start
         for step in itertools.count(start):
             if step >= self._wait(step + 1):
