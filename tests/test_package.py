@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "goldiprox"
-HEAVY = ("matplotlib", "mlxtend", "lightning", "transformers", "ray", "pandas", "sklearn", "PIL", "typer", "rich")
+FRAMEWORKS = ("accelerate", "datasets", "huggingface_hub", "lightning", "pytorch_lightning", "torchdata", "transformers")
+HEAVY = ("matplotlib", "mlxtend", "ray", "pandas", "sklearn", "PIL", "typer", "rich", *FRAMEWORKS)
 
 
 def imported_by(statement: str) -> list[str]:
@@ -24,7 +25,18 @@ def test_importing_goldiprox_imports_nothing_heavy():
     assert imported_by("import goldiprox") == []
 
 
-def test_the_test_above_can_fail():
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("accelerate", "accelerate"), ("huggingface", "hf"), ("hub", "hf"), ("lightning", "lightning")],
+)
+def test_a_missing_framework_is_named_with_what_installs_it(module, extra):
+    code = f"import sys; sys.modules |= dict.fromkeys({FRAMEWORKS!r}); import goldiprox.integrations.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "goldiprox.errors.MissingExtra" in done.stderr
+    assert f"pip install 'goldiprox[{extra}]'" in done.stderr
+
+
+def test_the_test_of_imports_can_fail():
     assert imported_by("import goldiprox, matplotlib, PIL") == ["matplotlib", "PIL"]
 
 

@@ -40,11 +40,11 @@ def refuse_divided_again(whole: bool) -> None:
         if kind in ("BatchSamplerShard", "DataLoaderDispatcher"):
             state = owner if kind == "BatchSamplerShard" else owner.state
             if state.num_processes > 1 and not (whole and owner.split_batches):
-                what = "merge several recorded batches into one step" if whole else "divide each batch a second time"
+                what = "several batches would become one step" if whole else "each batch would be divided a second time"
                 raise ConfigError(
-                    f"accelerator.prepare would {what}, among {state.num_processes} processes; make the loader with "
-                    f"goldiprox.integrations.accelerate.loader(accelerator, data, batches), or open the sequence without "
-                    f"rank= and set DataLoaderConfiguration(split_batches=True)"
+                    f"accelerator.prepare divides batches among {state.num_processes} processes, so that {what}; make "
+                    f"the loader with goldiprox.integrations.accelerate.loader(accelerator, data, batches). A sequence "
+                    f"opened without rank= also comes out right with DataLoaderConfiguration(split_batches=True)"
                 )
             return
         frame = frame.f_back
