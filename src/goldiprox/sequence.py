@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -129,6 +130,35 @@ class Sequence:
         if data is not None:
             sequence.require(data)
         return sequence
+
+    def push_to_hub(self, repo_id: str, *, made_from: str, **settings: Any) -> str:
+        """Shares the ids, without the data, as a data set repository of the Hugging Face hub; gives its address.
+
+        Args:
+            repo_id: ``name/of-the-repository``; made where it does not exist.
+            made_from: Name or address of the data set that the ids refer to, for the card.
+            settings: ``licence``, ``private``, ``token``, ``endpoint``, ``revision``:
+                `goldiprox.integrations.hub.push`.
+        """
+        return importlib.import_module("goldiprox.integrations.hub").push(
+            self, repo_id, made_from=made_from, **settings
+        )
+
+    @classmethod
+    def from_hub(
+        cls, repo_id: str, data: Any = None, *, rank: int = 0, world_size: int = 1, **settings: Any
+    ) -> "Sequence":
+        """Downloads a sequence from the Hugging Face hub and opens it; what it was made from is checked as by `open`.
+
+        Args:
+            repo_id: ``name/of-the-repository``.
+            data: The data set it is to be used with; None skips the comparison.
+            rank: Of this process, where several train together.
+            world_size: How many they are.
+            settings: ``out``, ``token``, ``endpoint``, ``revision``: `goldiprox.integrations.hub.pull`.
+        """
+        path = importlib.import_module("goldiprox.integrations.hub").pull(repo_id, **settings)
+        return cls.open(path, data, rank=rank, world_size=world_size)
 
     def require(self, data: Any) -> None:
         """Raises unless the sequence was made from this data."""
