@@ -10,7 +10,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import socket
-import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -236,9 +235,7 @@ def trained_by_lightning(folder: Path) -> dict:
     table = make_irreducible(data.dataset)
 
     def selected(**settings):
-        select = integration.Selection(
-            gp.reducible_loss, irreducible=table, keep=KEEP, rule=gp.gumbel_top_k(0.5)
-        )
+        select = integration.Selection(gp.reducible_loss, irreducible=table, keep=KEEP, rule=gp.gumbel_top_k(0.5))
         ids, trainer, _ = fit(
             settings.pop("data", integration.DataModule(data, side)),
             on_batch=lambda module, batch: select(module.model, batch),
@@ -271,10 +268,10 @@ def make_numbered_text():
 
 def trained_by_transformers(folder: Path) -> dict:
     """The Trainer of transformers: its traps, replay, selection."""
-    from text_task import collator, make_floor, make_transformer
     from transformers import Trainer, TrainingArguments
 
     from goldiprox.integrations import huggingface as integration
+    from text_task import collator, make_floor, make_transformer
 
     data, wrong = make_numbered_text()
     sequence = gp.Sequence.open(folder / "sequence.arrow", data=data)
@@ -323,7 +320,11 @@ def trained_by_transformers(folder: Path) -> dict:
             return super().training_step(model, inputs, *args, **settings)
 
     def trained(kind, data, *, replay=None, resume=None, note=None, then=lambda trainer: None, **settings):
-        own = {name: settings.pop(name) for name in ("candidates", "irreducible", "rule") if name in settings}
+        own = {
+            name: settings.pop(name)
+            for name in ("candidates", "irreducible", "rule", "acquisition")
+            if name in settings
+        }
         trainer = kind(make_transformer(), arguments(**settings), train_dataset=data, data_collator=collator(), **own)
         if replay is not None:
             integration.replay(trainer, replay)
@@ -365,16 +366,20 @@ def trained_by_transformers(folder: Path) -> dict:
         seen["kept resumed"] = trained(Selective, data, out="kept", resume=resume, **choice)
         accumulated = {"gradient_accumulation_steps": 2, "candidates": 40}
         seen["kept accumulated"] = trained(Selective, data, **{**choice, **accumulated})
+        loss = {"candidates": CANDIDATES, "acquisition": gp.loss, "num_train_epochs": 1}
+        for name, given, workers in (("of columns", data, 0), ("of items", Subset(data, range(400)), 2)):
+            seen[f"kept {name}"] = trained(Selective, given, dataloader_num_workers=workers, **loss)
         seen["refusals"] = refusals_of_transformers(data, sequence, arguments)
+        seen["losses"] = losses_of_transformers()
         seen |= learnt(arguments)
     return seen
 
 
 def refusals_of_transformers(data, sequence, arguments) -> dict[str, str]:
-    from text_task import collator, make_floor, make_text, make_transformer
     from transformers import Trainer
 
     from goldiprox.integrations import huggingface as integration
+    from text_task import collator, make_floor, make_text, make_transformer
 
     def replay(given=data, times=1, **settings) -> str:
         trainer = Trainer(make_transformer(), arguments(**settings), train_dataset=given)
@@ -403,11 +408,54 @@ def refusals_of_transformers(data, sequence, arguments) -> dict[str, str]:
     }
 
 
+def losses_of_transformers() -> dict[str, list[list[float]]]:
+    """Of each kind of model, the losses that we take of examples, and its own of one example at a time."""
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+        GPT2Config,
+        GPT2LMHeadModel,
+    )
+
+    from goldiprox.integrations.huggingface import per_example_loss
+
+    def bert(kind, **settings):
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        return kind(BertConfig(vocab_size=20, max_position_embeddings=8, **sizes, **settings))
+
+    torch.manual_seed(0)
+    tokens, rows = torch.randint(0, 20, (4, 6)), torch.arange(4)
+    some = tokens.masked_fill(torch.rand(4, 6) < 0.3, -100)
+    models = {
+        "classes": (bert(BertForSequenceClassification, num_labels=3), rows % 3),
+        "numbers": (bert(BertForSequenceClassification, num_labels=1), rows.float()),
+        "several labels": (
+            bert(BertForSequenceClassification, num_labels=3, problem_type="multi_label_classification"),
+            (torch.rand(4, 3) < 0.5).float(),
+        ),
+        "labels of tokens": (bert(BertForTokenClassification, num_labels=20), some),
+        "masked tokens": (bert(BertForMaskedLM), some),
+        "next tokens": (
+            GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=1, n_head=2)),
+            some,
+        ),
+    }
+    found = {}
+    for name, (model, labels) in models.items():
+        model.eval()
+        with torch.no_grad():
+            ours = per_example_loss(model)(model(input_ids=tokens).logits, labels)
+            own = [model(input_ids=tokens[row : row + 1], labels=labels[row : row + 1]).loss for row in rows]
+        found[name] = [ours.tolist(), torch.stack(own).tolist()]
+    return found
+
+
 def learnt(arguments) -> dict[str, float]:
     """How well a model does that selects from text with wrong labels, and what it kept of them."""
-    from text_task import collator, make_floor, make_text, make_transformer
-
     from goldiprox.integrations.huggingface import SelectiveTrainer
+    from text_task import collator, make_floor, make_text, make_transformer
 
     kept: list[int] = []
 

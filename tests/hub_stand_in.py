@@ -92,9 +92,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if "preupload" in parts:
                 names = [file["path"] for file in json.loads(body)["files"]]
                 modes = ["lfs" if name.endswith(".parquet") else "regular" for name in names]
-                files = [
-                    {"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in zip(names, modes, strict=True)
-                ]
+                files = [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in zip(names, modes, strict=True)]
                 return self.answer(200, {"files": files})
             if "commit" in parts:
                 id = hub.commit(repo, [json.loads(line) for line in body.splitlines()])

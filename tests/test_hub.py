@@ -233,7 +233,9 @@ class TestDatasets:
         assert gp.fingerprint(points.select(range(len(points)))) == mark
         assert gp.fingerprint(gp.WithIds(points.with_format("numpy"))) == mark
         assert gp.fingerprint(points.shuffle(seed=0)) != mark
-        flipped = points.add_column("y", points["label"]).map(lambda row, id: {"label": int(id == 3)}, with_indices=True)
+        flipped = points.add_column("y", points["label"]).map(
+            lambda row, id: {"label": int(id == 3)}, with_indices=True
+        )
         assert gp.fingerprint(flipped) != mark
 
     def test_every_label_counts(self):

@@ -29,7 +29,7 @@ def seen(tmp_path_factory, text):
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_the_trap_is_there(seen, world_size):
-    """The examples in order, given to a Trainer as it is, come out shuffled; told to keep their order they are right."""
+    """Examples in order, given to a Trainer as it is, come out shuffled; told to keep their order they are right."""
     ranks = seen(world_size)
     assert together(ranks, "trap") != picks().tolist()
     assert sorted(sum(together(ranks, "trap"), [])) == sorted(picks().ravel().tolist())
@@ -85,6 +85,20 @@ def test_with_accumulation_every_batch_has_candidates_of_its_own(seen):
     assert [len(set(ids)) for ids in alone["kept accumulated"]] == [KEEP] * (2 * 400 // 40)
 
 
+def test_any_data_set_of_dictionaries_will_do_and_workers_change_nothing(seen):
+    (alone,) = seen(1)
+    assert alone["kept of items"] == alone["kept of columns"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["classes", "numbers", "several labels", "labels of tokens", "masked tokens", "next tokens"]
+)
+def test_the_loss_of_an_example_is_the_models_own(seen, kind):
+    ours, own = seen(1)[0]["losses"][kind]
+    assert len(set(ours)) == 4
+    np.testing.assert_allclose(ours, own, rtol=1e-5)
+
+
 def test_selecting_learns_and_leaves_wrong_labels_alone(seen):
     """A tiny transformer, text in which "not" turns the meaning round, a tenth of the labels wrong."""
     (alone,) = seen(1)
@@ -101,7 +115,10 @@ def test_selecting_learns_and_leaves_wrong_labels_alone(seen):
         ("too many steps", "max_steps=7, but 1 passes over the sequence have 6"),
         ("batch size to be found", "auto_find_batch_size"),
         ("split batches", "split_batches=True"),
-        ("does not divide", "8 examples per step cannot be divided among 1 processes, each accumulating gradients over 3"),
+        (
+            "does not divide",
+            "8 examples per step cannot be divided among 1 processes, each accumulating gradients over 3",
+        ),
         ("twice", "replays a sequence already"),
         ("too few candidates", "4 candidates to choose 8 from"),
         ("no labels", "logits and labels as tensors"),

@@ -35,10 +35,10 @@ def refuse_divided_again(whole: bool) -> None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner: Any = frame.f_locals.get("self")
         kind = type(owner).__name__
         if kind in ("BatchSamplerShard", "DataLoaderDispatcher"):
-            state = owner if kind == "BatchSamplerShard" else owner.state
+            state: Any = owner if kind == "BatchSamplerShard" else owner.state
             if state.num_processes > 1 and not (whole and owner.split_batches):
                 what = "several batches would become one step" if whole else "each batch would be divided a second time"
                 raise ConfigError(

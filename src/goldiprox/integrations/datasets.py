@@ -1,7 +1,7 @@
 """Hugging Face datasets: a sequence as a `datasets.Dataset`, and the examples that it keeps.
 
-The other way needs nothing: `goldiprox.record`, `Sequence.open` and the rest take a `datasets.Dataset` as it is. Ids are
-positions in it, and its fingerprint is that of its rows, whatever format is set.
+The other way needs nothing: `goldiprox.record`, `Sequence.open` and the rest take a `datasets.Dataset` as it is. Ids
+are positions in it, and its fingerprint is that of its rows, whatever format is set.
 """
 
 from typing import Any

@@ -95,9 +95,7 @@ def pull(
         revision: A branch, tag or commit.
     """
     try:
-        source = hf_hub_download(
-            repo_id, FILE, repo_type="dataset", revision=revision, token=token, endpoint=endpoint
-        )
+        source = hf_hub_download(repo_id, FILE, repo_type="dataset", revision=revision, token=token, endpoint=endpoint)
     except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as e:
         raise MissingFile(
             f"the hub has no {FILE} in the data set repository {repo_id!r}"
@@ -130,8 +128,8 @@ def card(sequence: Sequence, repo_id: str, *, made_from: str, licence: str | Non
 
 # Which examples to train on, in which order: a GoldiProx sequence
 
-{about.steps:,} steps of {about.keep} ids; {about.seen:,} distinct examples. Ids are positions in the data set below, counted
-from 0. **The data itself is not here.**
+{about.steps:,} steps of {about.keep} ids; {about.seen:,} distinct examples. Ids are positions in the data set below,
+counted from 0. **The data itself is not here.**
 
 | made from | {_line(made_from)} |
 |---|---|
@@ -159,8 +157,8 @@ Online selection by reducible loss and its relatives (Mindermann et al., https:/
 
 ## Licence
 
-{f"Of this list of ids: {_line(licence)}." if licence else "None was stated for this list of ids."} It gives no right to the
-data, whose own licence applies.
+{f"Of this list of ids: {_line(licence)}." if licence else "None was stated for this list of ids."}
+It gives no right to the data, whose own licence applies.
 """)
 
 

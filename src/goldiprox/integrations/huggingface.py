@@ -86,8 +86,8 @@ class SelectiveTrainer(Trainer):
         irreducible: Irreducible losses of the training data; candidates are the examples that it knows. Or a function
             of a `goldiprox.Batch` that gives them.
         rule: Turns scores into a choice; `goldiprox.top_k` by default.
-        loss: (output of the model, labels) -> one loss per example, for scoring; by default what `per_example_loss` finds
-            for the model. The loss that is trained on stays the trainer's own.
+        loss: (output of the model, labels) -> one loss per example, for scoring; by default what `per_example_loss`
+            finds for the model. The loss that is trained on stays the trainer's own.
         mode: Dropout's mode while scoring, see `goldiprox.acquisition.scoring`.
         settings: As for `Trainer`.
 
@@ -107,16 +107,17 @@ class SelectiveTrainer(Trainer):
         **settings: Any,
     ):
         super().__init__(*args, **settings)
-        if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
+        self._data: Any = self.train_dataset
+        if not hasattr(self._data, "__len__") or not hasattr(self._data, "__getitem__"):
             raise DataError("ids are positions, so the train_dataset must have a length and items by number")
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ConfigError(
                 "online selection was not tried with FSDP and DeepSpeed; record with a small proxy, and use replay()"
             )
-        ids: Any = range(len(self.train_dataset))
+        ids: Any = range(len(self._data))
         if isinstance(irreducible, IrreducibleLosses):
             if irreducible.data is not None:
-                require_fingerprint(self.train_dataset, irreducible.data, "the table of irreducible losses")
+                require_fingerprint(self._data, irreducible.data, "the table of irreducible losses")
             ids = irreducible.ids
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
         self._batches = _Epochs(ids, candidates, seed, self.args.process_index, self.args.world_size)
@@ -144,17 +145,24 @@ class SelectiveTrainer(Trainer):
         self.kept_ids: list[Tensor] = []
 
     def get_train_dataloader(self) -> DataLoader:
-        self._numbered, self._collate = self._training_data()
-        return self.accelerator.prepare(_prepared(self, self._numbered, self._collate))
-
-    def _training_data(self) -> tuple["_Numbered", "_WithIds"]:
-        """The data without the columns that the model does not take, as `Trainer` does it."""
-        data, collate = self.train_dataset, self.data_collator
-        if hasattr(data, "column_names"):
+        """The candidates of this process, with their ids; not prepared by Accelerate, which would divide them again."""
+        args, data, collate = self.args, self._data, self.data_collator
+        if hasattr(data, "column_names"):  # without the columns that the model does not take, as `Trainer` does it
             data = self._remove_unused_columns(data, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        return _Numbered(data), _WithIds(collate)
+        self._numbered, self._collate = _Numbered(data), _WithIds(collate)
+        return DataLoader(
+            self._numbered,
+            batch_sampler=self._batches,
+            collate_fn=self._collate,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            # Without a generator of its own the loader would draw from the global one.
+            generator=torch.Generator().manual_seed(args.seed),
+        )
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """As `Trainer` has it, of chosen examples: so losses are averaged over those that are trained on."""
@@ -181,24 +189,6 @@ class SelectiveTrainer(Trainer):
         with self.compute_loss_context_manager():
             output = model(**inputs)
         return output["logits"] if isinstance(output, dict) and "logits" in output else output
-
-
-def _prepared(trainer: SelectiveTrainer, data: "_Numbered", collate: "_WithIds") -> DataLoader:
-    """A loader of this process's candidates, which `prepare` leaves as it is."""
-    args = trainer.args
-    loader = DataLoader(
-        data,
-        batch_sampler=trainer._batches,
-        collate_fn=collate,
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-        persistent_workers=args.dataloader_persistent_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        # Without a generator of its own the loader would draw from the global one.
-        generator=torch.Generator().manual_seed(args.seed),
-    )
-    loader._is_accelerate_prepared = True  # type: ignore[attr-defined]
-    return loader
 
 
 class _Epochs:
@@ -267,7 +257,7 @@ def per_example_loss(model: nn.Module) -> PerExampleLoss:
                 "SelectiveTrainer loss="
             )
         logits = logits.float()
-        if problem == "regression" or labels.is_floating_point() and problem is None and logits.shape[-1] == 1:
+        if problem == "regression" or (labels.is_floating_point() and problem is None and logits.shape[-1] == 1):
             return (logits.flatten(1) - labels.float().view(len(logits), -1)).square().mean(1)
         if problem == "multi_label_classification" or labels.is_floating_point():
             return nn.functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)

@@ -1,5 +1,6 @@
 """Lightning: loaders that each process may use as they are, and selection across processes."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +16,19 @@ from goldiprox.integrations.slices import Batches, Slices
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
 
-try:  # one framework under two names; where both are installed, the one that the caller has imported
-    if "lightning" in sys.modules:
-        import lightning.pytorch as pl  # pyright: ignore[reportMissingImports]
-    else:
-        import pytorch_lightning as pl
-except ImportError:
-    try:
-        import lightning.pytorch as pl  # pyright: ignore[reportMissingImports]
-    except ImportError as e:
-        raise MissingExtra("lightning", "lightning", "goldiprox.integrations.lightning") from e
+
+def _framework() -> Any:
+    """One framework under two names; where both are installed, the one that the caller has imported."""
+    names = sorted(("pytorch_lightning", "lightning.pytorch"), key=lambda name: name not in sys.modules)
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise MissingExtra("lightning", "lightning", "goldiprox.integrations.lightning")
+
+
+pl = _framework()
 
 
 class _InPlace(DistributedSampler):
