@@ -218,7 +218,33 @@ def test_a_strangers_file_is_our_error(hub, recorded, blobs, tmp_path, damage):
     files[FILE] = DAMAGES[damage](files[FILE])
     with pytest.raises((CorruptFile, gp.UnsupportedFormat)):
         gp.Sequence.from_hub(REPO, data=blobs, endpoint=hub.endpoint, out=tmp_path / "got.arrow")
-    assert not (tmp_path / "got.arrow").exists()
+    assert not [path for path in tmp_path.iterdir() if "got" in path.name or "hub" in path.name]
+
+
+def test_a_file_that_unfolds_to_much_more_is_refused(hub, recorded, monkeypatch):
+    push(hub, recorded)
+    monkeypatch.setattr("goldiprox.integrations.hub.SMALL", 1)
+    monkeypatch.setattr("goldiprox.integrations.hub.MAX_EXPANSION", 0.1)
+    with pytest.raises(CorruptFile, match="would take more than"):
+        gp.Sequence.from_hub(REPO, endpoint=hub.endpoint)
+
+
+def test_a_digest_is_no_way_out_of_the_cache(hub, recorded, tmp_path):
+    """What is in the header decides on no path."""
+    push(hub, recorded)
+    aim = write(tmp_path / "aim.arrow")
+    files = hub.files(REPO)
+    files[FILE] = changed(files[FILE], about=lambda about: {**about, "digest": str(aim).removesuffix(".arrow")})
+    with pytest.raises(CorruptFile, match="their digest differs"):
+        gp.Sequence.from_hub(REPO, endpoint=hub.endpoint)
+
+
+def test_the_same_ids_under_another_header_are_another_file(hub, recorded):
+    push(hub, recorded)
+    gp.Sequence.from_hub(REPO, endpoint=hub.endpoint)
+    other = changed(hub.files(REPO)[FILE], about=of_header(data={"fingerprint": "sha256:0", "length": 400}))
+    hub.commits[REPO]["f" * 40] = {FILE: other}
+    assert gp.Sequence.from_hub(REPO, endpoint=hub.endpoint).header.data["fingerprint"] == "sha256:0"
 
 
 class TestDatasets:

@@ -1,5 +1,6 @@
 """Sequences on the Hugging Face hub: a data set repository with ids in Parquet and a card; never the data itself."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -12,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from goldiprox.artifacts import Header, TableWriter
+from goldiprox.artifacts import Header, TableWriter, check_output
+from goldiprox.data.parquet import MAX_EXPANSION, SMALL
 from goldiprox.errors import ConfigError, CorruptFile, MissingExtra, MissingFile, UnsupportedFormat
 from goldiprox.messages import TYPES
 from goldiprox.sequence import BLOCK, KIND, Digest, Sequence, statistics
+from goldiprox.storage import publish
 
 try:
     from huggingface_hub import CommitOperationAdd, DatasetCard, HfApi, cached_assets_path, hf_hub_download
@@ -102,12 +105,12 @@ def pull(
             f"{f' at {revision!r}' if revision else ''}: {str(e).strip().splitlines()[-1]}"
         ) from e
     header, digest, file = _read_header(Path(source))
-    if out is None:
-        folder = cached_assets_path("goldiprox", namespace=repo_id, subfolder="sequences")
-        out = folder / f"{digest.removeprefix('sha256:')}.arrow"
-        if out.exists():  # named by its content, and written whole
-            return out
-    return _write_arrow(file, header, digest, Path(out), repo_id)
+    if out is not None:
+        return _write_arrow(file, header, digest, check_output(out), repo_id)
+    # Named by header and digest, so by all that it says; and by a hash of them, not by what a stranger wrote there.
+    name = hashlib.sha256(json.dumps([asdict(header), digest]).encode()).hexdigest()
+    kept = cached_assets_path("goldiprox", namespace=repo_id, subfolder="sequences") / f"{name}.arrow"
+    return kept if kept.exists() else _write_arrow(file, header, digest, kept, repo_id)
 
 
 def card(sequence: Sequence, repo_id: str, *, made_from: str, licence: str | None) -> DatasetCard:
@@ -197,6 +200,8 @@ def _read_header(path: Path) -> tuple[Header, str, pq.ParquetFile]:
             raise TypeError("it describes something else than a sequence")
         if file.metadata.num_rows % keep:
             raise TypeError(f"{file.metadata.num_rows} ids are no whole steps of {keep}")
+        if file.metadata.num_rows * 8 > max(SMALL, MAX_EXPANSION * path.stat().st_size):
+            raise TypeError(f"{file.metadata.num_rows:,} ids would take more than {MAX_EXPANSION} times its size")
         expected = {"step": "uint64", **header.columns}
         found = {field.name: str(field.type) for field in file.schema_arrow}
         if {n: _numpy_name(t) for n, t in found.items()} != expected:
@@ -214,30 +219,37 @@ def _numpy_name(arrow: str) -> str:
 
 
 def _write_arrow(file: pq.ParquetFile, header: Header, digest: str, out: Path, repo_id: str) -> Path:
-    """Block by block, so that neither size nor content of the file is believed beforehand."""
+    """Block by block, so that neither size nor content of the file is believed; it gets its name when it is sound."""
     found = Digest()
-    writer = TableWriter(out, header, force=False)
-    try:
-        for block in _blocks(file, repo_id):
-            values = {name: block.column(name).to_numpy(zero_copy_only=False) for name in header.columns}
-            if len(block) and int(values["id"].max()) >= header.data["length"]:
-                raise CorruptFile(f"{repo_id!r} lists ids beyond its data set of {header.data['length']:,} examples")
-            found.update(values["id"])
-            writer.append(values)
-        if str(found) != digest:
-            raise CorruptFile(f"the ids in {repo_id!r} are not those that were uploaded: their digest differs")
-        writer.close()
-    finally:
-        writer.abandon()
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".from-hub-") as folder:
+        writer = TableWriter(Path(folder) / out.name, header)
+        try:
+            for block in _blocks(file, repo_id):
+                values = {name: block.column(name).to_numpy(zero_copy_only=False) for name in header.columns}
+                if int(values["id"].max()) >= header.data["length"]:
+                    raise CorruptFile(
+                        f"{repo_id!r} lists ids beyond its data set of {header.data['length']:,} examples"
+                    )
+                found.update(values["id"])
+                writer.append(values)
+            if str(found) != digest:
+                raise CorruptFile(f"the ids in {repo_id!r} are not those that were uploaded: their digest differs")
+            writer.close()
+        finally:
+            writer.abandon()
+        publish(writer.path, out)
     return out
 
 
 def _blocks(file: pq.ParquetFile, repo_id: str) -> Iterator[pa.RecordBatch]:
+    num_rows = 0
     try:
         for block in file.iter_batches(BLOCK, use_threads=False):
-            if any(column.null_count for column in block.columns):
-                raise CorruptFile(f"{repo_id!r} has gaps where ids should be")
-            yield block
+            num_rows += len(block)
+            if num_rows > file.metadata.num_rows or any(column.null_count for column in block.columns):
+                raise CorruptFile(f"{repo_id!r} has gaps where ids should be, or more of them than it says")
+            if len(block):
+                yield block
     except (pa.ArrowException, OSError) as e:
         raise CorruptFile(f"{FILE} of {repo_id!r} cannot be read: {str(e).splitlines()[0]}") from e
 
