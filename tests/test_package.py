@@ -10,7 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "goldiprox"
-HEAVY = ("matplotlib", "mlxtend", "lightning", "transformers", "ray", "pandas", "sklearn", "PIL", "typer", "rich")
+FRAMEWORKS = (
+    "accelerate",
+    "datasets",
+    "huggingface_hub",
+    "lightning",
+    "pytorch_lightning",
+    "torchdata",
+    "transformers",
+)
+HEAVY = ("matplotlib", "mlxtend", "ray", "pandas", "sklearn", "PIL", "typer", "rich", *FRAMEWORKS)
 
 
 def imported_by(statement: str) -> list[str]:
@@ -24,7 +33,27 @@ def test_importing_goldiprox_imports_nothing_heavy():
     assert imported_by("import goldiprox") == []
 
 
-def test_the_test_above_can_fail():
+def test_a_missing_framework_is_named_with_what_installs_it():
+    extras = {"accelerate": "accelerate", "datasets": "hf", "hub": "hf", "huggingface": "hf", "lightning": "lightning"}
+    code = f"""
+import importlib, sys
+from goldiprox.errors import MissingExtra
+sys.modules |= dict.fromkeys({FRAMEWORKS!r})
+for name in {list(extras)!r}:
+    try:
+        importlib.import_module("goldiprox.integrations." + name)
+    except MissingExtra as e:
+        print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == len(extras)
+    for line, (module, extra) in zip(said, extras.items(), strict=True):
+        assert line.startswith(f"goldiprox.integrations.{module} needs ")
+        assert line.endswith(f"pip install 'goldiprox[{extra}]'")
+
+
+def test_the_test_of_imports_can_fail():
     assert imported_by("import goldiprox, matplotlib, PIL") == ["matplotlib", "PIL"]
 
 

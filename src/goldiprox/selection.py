@@ -21,7 +21,7 @@ from goldiprox.forward import (
 )
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import derive, preserved, shuffle, subkey
-from goldiprox.ranks import Ranks
+from goldiprox.ranks import Ranks, refuse_divided_again
 from goldiprox.rules import Rule, highest, top_k
 from goldiprox.watch import Watch
 
@@ -295,6 +295,7 @@ class CandidateSampler:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_divided_again(whole=True)
         for batch_ids in self.batches():
             yield batch_ids.tolist()
 

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
 from goldiprox.lazy import LazyTable, open_table
 from goldiprox.randomness import hash_ids
+from goldiprox.ranks import refuse_divided_again
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -65,7 +67,13 @@ class Sequence:
 
     drop_last = True
 
-    def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1):
+    def __init__(self, table: Table, *, rank: int = 0, world_size: int = 1, **injected: Any):
+        if injected:  # Lightning calls the type of a batch sampler with a sampler of its own
+            raise ConfigError(
+                f"a sequence cannot be made anew from another sampler ({some(injected)}), which is what Lightning does "
+                f"with a batch sampler where several processes train; use goldiprox.integrations.lightning.DataModule("
+                f"data, sequence), or open it with rank= and world_size= and set Trainer(use_distributed_sampler=False)"
+            )
         self._table = table
         self.header = table.header
         keep = self.header.config.get("keep")
@@ -124,6 +132,35 @@ class Sequence:
         if data is not None:
             sequence.require(data)
         return sequence
+
+    def push_to_hub(self, repo_id: str, *, made_from: str, **settings: Any) -> str:
+        """Shares the ids, without the data, as a data set repository of the Hugging Face hub; gives its address.
+
+        Args:
+            repo_id: ``name/of-the-repository``; made where it does not exist.
+            made_from: Name or address of the data set that the ids refer to, for the card.
+            settings: ``licence``, ``private``, ``token``, ``endpoint``, ``revision``:
+                `goldiprox.integrations.hub.push`.
+        """
+        return importlib.import_module("goldiprox.integrations.hub").push(
+            self, repo_id, made_from=made_from, **settings
+        )
+
+    @classmethod
+    def from_hub(
+        cls, repo_id: str, data: Any = None, *, rank: int = 0, world_size: int = 1, **settings: Any
+    ) -> "Sequence":
+        """Downloads a sequence from the Hugging Face hub and opens it; what it was made from is checked as by `open`.
+
+        Args:
+            repo_id: ``name/of-the-repository``.
+            data: The data set it is to be used with; None skips the comparison.
+            rank: Of this process, where several train together.
+            world_size: How many they are.
+            settings: ``out``, ``token``, ``endpoint``, ``revision``: `goldiprox.integrations.hub.pull`.
+        """
+        path = importlib.import_module("goldiprox.integrations.hub").pull(repo_id, **settings)
+        return cls.open(path, data, rank=rank, world_size=world_size)
 
     def require(self, data: Any) -> None:
         """Raises unless the sequence was made from this data."""
@@ -195,6 +232,7 @@ class Sequence:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of every step, from where `load_state_dict` put it; the next pass starts at the beginning."""
+        refuse_divided_again(whole=self.world_size == 1)
         start, self._start, self._next_step = self._start, 0, self._start
         at_once = 1 if self._table.grows else STEPS_AT_ONCE
         for first in itertools.count(start, at_once):

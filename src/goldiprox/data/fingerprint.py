@@ -13,16 +13,18 @@ from goldiprox.randomness import seeded
 
 NUM_SAMPLED = 1_000
 _LABEL_ATTRIBUTES = ("targets", "labels", "y")
+_LABEL_COLUMNS = ("labels", "label", "targets", "target", "y")
 
 
 def fingerprint(data: Any) -> str:
     """A hash over length, labels and items.
 
     In order of preference: the data set's own ``fingerprint()``; every byte of what is in memory (`TensorData`,
-    `TensorDataset`); else the length, all labels where an attribute gives them, and a fixed sample of
-    `NUM_SAMPLED` items.
+    `TensorDataset`); else the length, all labels where an attribute (or a column) gives them, and a fixed sample of
+    `NUM_SAMPLED` items. Of a Hugging Face `datasets.Dataset` the rows as they are stored, whatever format or transform
+    is set on it.
     """
-    data = unwrap(data)
+    data = unformatted(unwrap(data))
     if callable(own := getattr(data, "fingerprint", None)):
         return str(own())
     digest = hashlib.sha256(b"goldiprox fingerprint 1\n")
@@ -42,6 +44,16 @@ def fingerprint(data: Any) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def has_columns(data: Any) -> bool:
+    """Whether this is a Hugging Face `datasets.Dataset`, or something as good."""
+    return hasattr(data, "column_names") and callable(getattr(data, "with_format", None)) and hasattr(data, "__len__")
+
+
+def unformatted(data: Any) -> Any:
+    """A `datasets.Dataset` that gives its rows as they are stored; other data sets as they are."""
+    return data.with_format(None) if has_columns(data) else data
+
+
 def sampled_ids(length: int) -> list[int]:
     """Up to `NUM_SAMPLED` ids, evenly spread, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, length - 1, min(length, NUM_SAMPLED))})
@@ -55,6 +67,9 @@ def labels_of(data: Any) -> np.ndarray | None:
         return None if base is None else base[np.asarray(data.indices)]
     if isinstance(data, torch.utils.data.TensorDataset):
         candidates = [data.tensors[-1]]
+    elif has_columns(data):
+        columns = [name for name in _LABEL_COLUMNS if name in data.column_names]
+        candidates = [data.with_format("numpy", columns=[name])[:][name] for name in columns]
     else:
         candidates = [getattr(data, name, None) for name in _LABEL_ATTRIBUTES]
     for values in candidates:
