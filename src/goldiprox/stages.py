@@ -1,13 +1,13 @@
 """The stages of one configuration: what the command line's commands and `run` are made of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition
 from goldiprox.checkpoint import Checkpoints
@@ -125,7 +125,8 @@ class Stages:
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
         self.rule: Rule = make_rule(config.rule, temperature=config.temperature, fraction=config.mix_fraction)
         if config.engine not in get_args(EngineName):
-            raise UnknownName("engine", config.engine, get_args(EngineName))
+            hint = "ray is for `goldiprox irreducible` alone." if config.engine == "ray" else ""
+            raise UnknownName("engine", config.engine, get_args(EngineName), hint)
         for name in ("keep", "candidates", "epochs"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
@@ -212,7 +213,9 @@ class Stages:
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
-    def irreducible(self, group: Any = None) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
+    def irreducible(
+        self, group: Any = None, scoring: Callable[..., Tensor] | None = None
+    ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
         config = self.config
         name = config.il_model or config.proxy
@@ -233,6 +236,7 @@ class Stages:
                 checkpoints=self._checkpoints("irreducible"),
                 extra_config={"il_model": name, "data": config.data.recorded()},
                 group=group,
+                scoring=scoring,
             )
         self.ledger.stages["irreducible"] = cost
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -13,6 +14,7 @@ from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
 from goldiprox.cli.ranks import RANK_SECONDS, RankTimeout, started_ranks
+from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
@@ -32,16 +34,23 @@ def irreducible(
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
     rank_timeout: RankTimeout = RANK_SECONDS,
+    ray_address: RayAddress = None,
+    actors: Actors = None,
+    actor_gpus: ActorGpus = 0.0,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
+    scoring = None
+    if config.engine == "ray":  # which says where to score; the holdout model trains as ever
+        config = replace(config, engine="auto")
+        scoring = ray_scoring(config.data, ray_address, actors, actor_gpus, quiet=json)
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
     ):
         first = ranks is None or ranks.rank == 0
         stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
-        table, _, summary = stages.irreducible(ranks)
+        table, _, summary = stages.irreducible(ranks, scoring)
         if first:
             table.save(out_file, force=force or checkpoints.continues)
     if not first:

@@ -1,0 +1,48 @@
+"""`goldiprox irreducible --engine ray`: its flags, and how they become `RayScoring`."""
+
+import logging
+import time
+from typing import Annotated
+
+import typer
+
+from goldiprox.cli.console import err
+from goldiprox.data.parquet import ImageRows
+from goldiprox.data.sources import training_files
+from goldiprox.errors import ConfigError
+from goldiprox.prepare import DataConfig
+from goldiprox.ray_scoring import RayScoring, import_ray
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", help="With --engine ray: of a cluster (default: RAY_ADDRESS, or one started here)."),
+]
+Actors = Annotated[
+    int | None, typer.Option("--actors", help="With --engine ray: processes that score (default: as many as fit).")
+]
+ActorGpus = Annotated[float, typer.Option("--actor-gpus", help="With --engine ray: GPUs for each, such as 0.25.")]
+_DAMAGE = ("noise", "holdout_noise", "white_noise", "duplicates")
+_SECONDS = 10.0
+
+
+def ray_scoring(data: DataConfig, address: str | None, actors: int | None, gpus: float, *, quiet: bool) -> RayScoring:
+    """What scores on a cluster the files that `--data` stands for."""
+    damaged = [f"--{name.replace('_', '-')}" for name in _DAMAGE if getattr(data, name)]
+    if damaged:
+        raise ConfigError(
+            f"--engine ray reads files as they lie, and {', '.join(damaged)} changes what is loaded; leave it out, or "
+            f"use another engine"
+        )
+    rows = ImageRows.of(training_files(data.data, data.data_dir))
+    import_ray()  # so that it is not missed when the holdout model is trained
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    said = time.monotonic()
+
+    def on_block(done: int, total: int) -> None:
+        nonlocal said
+        if not quiet and time.monotonic() - said > _SECONDS:
+            said = time.monotonic()
+            err.print(f"scored on Ray: {done:,} of {total:,} examples")
+
+    return RayScoring(rows, address=address, actors=actors, gpus=gpus, on_block=on_block)
