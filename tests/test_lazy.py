@@ -123,8 +123,8 @@ SCRIPT = """
 import sys, time
 import numpy as np
 import goldiprox as gp
-from goldiprox.bench.files import megabytes, step_ids
-from goldiprox.sequence import statistics, verify
+from goldiprox.bench.reading import megabytes, step_ids
+gp.Sequence
 start = time.perf_counter()
 sequence = gp.Sequence.open(sys.argv[1])
 opening = time.perf_counter() - start
@@ -132,10 +132,12 @@ before = megabytes("VmRSS")
 keep, length = map(int, sys.argv[2:])
 for step in np.random.default_rng(0).integers(len(sequence), size=2000):
     assert (sequence[step] == step_ids(step, keep, length)).all()
-most = megabytes("VmHWM") - before
-statistics(sequence)
+most, in_all = megabytes("VmHWM") - before, megabytes("VmHWM")
+assert "torch" not in sys.modules
+from goldiprox.sequence import statistics, verify
 verify(sequence)
-print(opening, most, megabytes("VmHWM") - before)
+statistics(sequence)
+print(opening, most, in_all, megabytes("VmHWM") - before)
 """
 
 
@@ -151,13 +153,21 @@ def test_ten_million_ids_are_read_at_random_in_bounded_memory(tmp_path):
         capture_output=True,
         text=True,
     )
-    _, reading, counting = map(float, ran.stdout.split())
+    _, reading, in_all, counting = map(float, ran.stdout.split())
     assert reading < 20  # megabytes; the file has 40
+    assert in_all < 150  # interpreter and imports included: some 80, and 300 with torch
     assert counting < 70  # all ids as int64 take 80
     figures = sequence.statistics(opened)
     counts = np.bincount(np.concatenate(list(opened.blocks())), minlength=length)
     assert figures.exact
     assert (figures.seen, figures.most_repeated) == (int((counts > 0).sum()), int(counts.max()))
+
+
+def test_a_batch_sampler_of_ones_own_needs_no_torch(tmp_path):
+    path = write(tmp_path / "a.arrow", STEPS)
+    code = "import sys, goldiprox as gp; print(len(list(gp.Sequence.open(sys.argv[1]))), 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == ["20", "False"]
 
 
 def test_statistics_of_more_examples_than_can_be_counted_are_estimated(tmp_path, monkeypatch):
@@ -180,6 +190,7 @@ def test_a_billion_ids(tmp_path):
         capture_output=True,
         text=True,
     )
-    seconds, reading, _ = map(float, ran.stdout.split())
+    seconds, reading, in_all, _ = map(float, ran.stdout.split())
     assert seconds < 1  # 0.05 on a machine that does nothing else; `goldiprox bench files` reports it
-    assert reading < 200
+    assert reading < 50
+    assert in_all < 200

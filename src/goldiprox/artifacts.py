@@ -5,6 +5,8 @@ whole, and `force` replaces an older file only when the new one is. docs/formats
 """
 
 import bisect
+import functools
+import importlib.metadata
 import itertools
 import json
 import math
@@ -13,12 +15,10 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_model
 
 from goldiprox._version import __version__
 from goldiprox.errors import (
@@ -55,12 +55,20 @@ from goldiprox.storage import (
     writing,
 )
 
+if TYPE_CHECKING:  # whoever only reads a file needs no torch
+    from torch import nn
+
 FORMAT = 1
 
 
 def versions() -> dict[str, str]:
     """What a figure or a file was made with."""
-    return {"goldiprox": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"goldiprox": __version__, "torch": _torch_version(), "python": platform.python_version()}
+
+
+@functools.cache
+def _torch_version() -> str:
+    return importlib.metadata.version("torch")  # without importing it
 
 
 @dataclass(frozen=True)
@@ -377,8 +385,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def save_weights(model: torch.nn.Module, path: Path) -> None:
+def save_weights(model: "nn.Module", path: Path) -> None:
     """A model's weights as safetensors, put under their name in one step."""
+    from safetensors.torch import save_model
+
     partial = partial_path(path)
     with writing(path):
         partial.touch()
