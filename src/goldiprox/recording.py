@@ -378,12 +378,13 @@ class Job:
         out = Path(self.out or "")
         return self.start == self.num_steps and out.is_file() and not partial_path(out).exists()
 
-    def _recorded_before(self) -> np.ndarray:
+    def _recorded_before(self) -> Iterable[np.ndarray]:
+        if self.recorder.writer:
+            return self.recorder.writer.blocks_before()
         if self.out is None:
             assert self.saved is not None
-            return self.saved.state["extra"]["ids"].numpy()
-        out = Path(self.out)
-        return Sequence.open(out).ids if self._is_written else Sequence.open(partial_path(out), partial=True).ids
+            return [self.saved.state["extra"]["ids"].numpy()]
+        return Sequence.open(self.out).blocks()
 
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)

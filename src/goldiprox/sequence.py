@@ -303,6 +303,10 @@ class SequenceWriter:
     def path(self) -> Path:
         return self._file.table.path
 
+    def blocks_before(self) -> Iterator[np.ndarray]:
+        """The ids that were there when the file was continued, in order, up to a million at a time."""
+        return (ids.astype(np.int64) for ids in self._file.table.rows_before("id"))
+
     def append(self, ids: "Tensor", values: Mapping[str, "Tensor"] | None = None) -> None:
         """Adds one step."""
         row, values = ids.cpu().numpy(), values or {}
