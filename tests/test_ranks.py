@@ -101,7 +101,35 @@ def test_communication_is_what_the_page_says(selected, world_size):
     together, _ = selected(world_size)
     share = CANDIDATES // world_size
     for seen in together:
-        assert seen["bytes"] == {"top_k": 12 * min(KEEP, share), "gumbel_top_k": 12 * share, "mix": 12 * share}
+        assert seen["bytes"] == {
+            "top_k": 12 * min(KEEP, share),
+            "gumbel_top_k": 12 * share,
+            "mix": 12 * share,
+            "local": 12 * KEEP / world_size,
+        }
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_local_selection_keeps_the_best_of_every_share(selected, world_size):
+    """Another choice than the best of all, sooner or later."""
+    (alone,), _ = selected(1)
+    together, folder = selected(world_size)
+    data, sampler = ranks_worker.make_blobs(), gp.CandidateSampler(range(400), CANDIDATES, steps=1)
+    (candidates,) = sampler.batches()
+    select = gp.Selector(keep=KEEP // world_size, irreducible=ranks_worker.make_irreducible(data))
+    expected = []
+    for ids in candidates.chunk(world_size):
+        expected += select(ranks_worker.make_mlp(0), gp.Batch(ids, *data.gather(ids))).ids.tolist()
+    assert sum((seen["in a loop"]["local"][0] for seen in together), []) == expected
+    assert gp.Sequence.open(folder / "local.arrow")[0].tolist() == expected
+    best = gp.Sequence.open(folder / "top_k.arrow")
+    assert set(best[0]) == set(alone["in a loop"]["kept"][0])
+    assert gp.Sequence.open(folder / "local.arrow").digest != best.digest
+
+
+def test_local_selection_by_one_process_is_refused():
+    with pytest.raises(gp.ConfigError, match="scope='local' is for several processes"):
+        gp.Selector(keep=2, scope="local")
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
@@ -189,6 +217,18 @@ def test_three_of_four_ranks_name_the_fourth_and_two_go_on(selected, tmp_path):
         assert saw["ranks"] == [3]
     for seen in seen_by(2, "breaks", tmp_path / "broken"):
         assert seen["digest"] == alone["digests"]["gumbel_top_k"]
+
+
+@pytest.mark.parametrize("loop", ["record", "own"])
+def test_a_rank_that_dies_while_gradients_are_averaged_is_named(tmp_path, loop):
+    first, last = start(2, str(WORKER), "lost_in_training", str(tmp_path), LOOP=loop)
+    for rank in (first, last):
+        rank.communicate(timeout=120)
+    assert (first.returncode, last.returncode) == (1, 9)
+    saw = json.loads((tmp_path / "rank-0.json").read_text())
+    assert saw["ranks"] == [1]
+    assert "rank 1 of 2 died" in saw["error"]
+    assert saw["seconds"] < 60
 
 
 def test_a_large_model_on_slices_saved_by_two_ranks_and_continued_by_one(selected, tmp_path):

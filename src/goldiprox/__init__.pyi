@@ -42,6 +42,7 @@ from goldiprox.loop import evaluate_on as evaluate_on
 from goldiprox.materialized import materialize as materialize
 from goldiprox.models import build as build
 from goldiprox.optim import TrainingConfig as TrainingConfig
+from goldiprox.ranks import name_lost_ranks as name_lost_ranks
 from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many

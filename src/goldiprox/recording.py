@@ -27,7 +27,7 @@ from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_togeth
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.selection import CandidateSampler, Rule, Selector
+from goldiprox.selection import CandidateSampler, Rule, Scope, Selector
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
 from goldiprox.storage import partial_path
@@ -84,6 +84,7 @@ def record(
     group: Any = None,
     pieces: int = 8,
     update: Update = "replicated",
+    scope: Scope = "global",
 ) -> Recording:
     """Trains a model on what it selects, and writes down what that was.
 
@@ -126,6 +127,7 @@ def record(
             writes. The sequence does not depend on how many ranks there are. See docs/scale.md.
         pieces: With a group, how many passes candidates are scored in, over all ranks; a multiple of their number.
         update: With a group, how the proxy trains, see `goldiprox.together.Update`.
+        scope: With a group, among whose candidates a rank chooses, see `goldiprox.selection.Scope`.
     """
     job = Job(
         proxy,
@@ -159,6 +161,7 @@ def record(
         group=group,
         pieces=pieces,
         update=update,
+        scope=scope,
     )
     return record_jobs([job], engine)[0]
 
@@ -196,6 +199,8 @@ def record_jobs(jobs: Seq["Job"], engine: EngineName) -> list[Recording]:
     with ExitStack() as stack:
         for job in jobs:
             stack.enter_context(job.writing())
+            if job.ranks:
+                stack.enter_context(job.ranks.named())
         histories = fit_together([job.task() for job in jobs], engine=engine)
     return [job.result(history) for job, history in zip(jobs, histories, strict=True)]
 
@@ -235,6 +240,7 @@ class Job:
     group: Any = None
     pieces: int = 8
     update: Update = "replicated"
+    scope: Scope = "global"
 
     def __post_init__(self):
         self.ranks = Ranks.of(self.group)
@@ -259,6 +265,7 @@ class Job:
             seed=self.seed,
             group=self.ranks,
             pieces=self.pieces,
+            scope=self.scope,
             columns=self.columns,
         )
         described = self.out is not None or self.checkpoints is not None or self.ranks is not None
@@ -343,7 +350,7 @@ class Job:
             "num_train": len(self.train_ids),
             "seed": self.seed,
             "mode": self.mode,
-            **({"pieces": self.pieces, "update": self.update} if self.ranks else {}),
+            **({"pieces": self.pieces, "update": self.update, "scope": self.scope} if self.ranks else {}),
             **(self.extra_config or {}),
         }
         lineage = dict(self.parents or {})

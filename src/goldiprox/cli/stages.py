@@ -94,6 +94,9 @@ def select(
     pieces: Annotated[
         int, typer.Option(help="Under torchrun: passes that candidates are scored in; a multiple of the ranks' number.")
     ] = 8,
+    scope: Annotated[
+        str, typer.Option(help="Under torchrun: global, or local (each process keeps its own best; see docs/scale.md).")
+    ] = "global",
     rank_timeout: RankTimeout = RANK_SECONDS,
     json: o.Json = False,
 ) -> None:
@@ -117,7 +120,9 @@ def select(
             table = IrreducibleLosses.open(irreducible)
             stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
         names = tuple(c.strip() for c in columns.split(",") if c.strip())
-        together = {"group": ranks, "pieces": pieces} if ranks else {}
+        if scope != "global" and not ranks:
+            raise ConfigError(f"--scope {scope} is for several processes: start them with torchrun")
+        together = {"group": ranks, "pieces": pieces, "scope": scope} if ranks else {}
         recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
         if save_proxy is not None and first:
             save_weights(proxy, save_proxy)
