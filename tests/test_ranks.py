@@ -231,18 +231,25 @@ def test_a_rank_that_dies_while_gradients_are_averaged_is_named(tmp_path, loop):
     assert saw["seconds"] < 60
 
 
-def test_a_large_model_on_slices_saved_by_two_ranks_and_continued_by_one(selected, tmp_path):
-    _, folder = selected(1)
-    sequence = gp.Sequence.open(folder / "top_k.arrow", data=ranks_worker.make_blobs())
+def replayed_alone(path: Path, folder: Path) -> torch.Tensor:
+    """The weights that one process ends with; the sequence is put where ranks look for it."""
     model = ranks_worker.make_mlp(3)
-    gp.replay(
-        model,
-        ranks_worker.make_blobs(),
-        sequence,
-        optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
-    )
-    alone = torch.tensor(ranks_worker.weights(model))
-    tmp_path.joinpath("sequence.arrow").write_bytes((folder / "top_k.arrow").read_bytes())
+    optimizer = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)  # noqa: E731
+    gp.replay(model, ranks_worker.make_blobs(), gp.Sequence.open(path), optimizer=optimizer)
+    (folder / "sequence.arrow").write_bytes(path.read_bytes())
+    return torch.tensor(ranks_worker.weights(model))
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_large_model_replays_on_several_ranks_as_on_one(selected, tmp_path, world_size):
+    alone = replayed_alone(selected(1)[1] / "gumbel_top_k.arrow", tmp_path)
+    for seen in seen_by(world_size, "train", tmp_path):
+        for kind in ("ddp", "fsdp"):
+            torch.testing.assert_close(torch.tensor(seen[kind]["weights"]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_model_on_slices_saved_by_two_ranks_and_continued_by_one(selected, tmp_path):
+    alone = replayed_alone(selected(1)[1] / "top_k.arrow", tmp_path)
     halfway = seen_by(2, "train", tmp_path, STOP="15")
     (end,) = seen_by(1, "train", tmp_path)
     for kind in ("ddp", "fsdp"):

@@ -99,21 +99,24 @@ class RayScoring:
         ids = np.asarray(ids, np.int64)
         examples = passes_of("cuda" if self.gpus else "cpu")
         size = examples * (self.passes or max(1, len(ids) // examples // MAX_BLOCKS))
-        blocks = np.split(ids, range(size, len(ids), size)) if len(ids) else []
         order = ids.argsort()
-        losses = np.full(len(ids), np.nan, np.float32)
+        losses, scored = np.full(len(ids), np.nan, np.float32), np.zeros(len(ids), bool)
 
-        def put(found: np.ndarray, values: np.ndarray) -> None:
-            losses[order[np.searchsorted(ids, found, sorter=order)]] = values
-            self.on_block(len(losses) - int(np.isnan(losses).sum()), len(losses))
+        def put(found: np.ndarray, values: np.ndarray) -> int:
+            rows = order[np.searchsorted(ids, found, sorter=order)]
+            losses[rows], scored[rows] = values, True
+            return len(found)
 
         described = {"fingerprint": fingerprint(data), "length": len(data)}
         with _kept(folder, described, _identity(il_model, ids)) as (known, keep):
-            put(*known)
-            left = [block for block in blocks if not np.isin(block, known[0]).all()]
+            done = put(*known)
+            starts = [start for start in range(0, len(ids), size) if not scored[start : start + size].all()]
+            left = [ids[start : start + size] for start in starts]
+            self.on_block(done, len(ids))
             for found, values in self._score(il_model, data, left, loss, forward):
                 keep({"id": found, "irreducible": values})
-                put(found, values)
+                done += put(found, values)
+                self.on_block(done, len(ids))
         return torch.from_numpy(losses)
 
     def _score(
@@ -122,7 +125,7 @@ class RayScoring:
         if not blocks:
             return
         ray = import_ray()
-        model, empty = copy.deepcopy(il_model).cpu(), data.replace(x=data.x[:0].cpu(), y=data.y[:0].cpu())
+        model, like = copy.deepcopy(il_model).cpu(), data.replace(x=data.x[:1].cpu(), y=data.y[:1].cpu())
         device = "cuda" if self.gpus else "cpu"
         items = [{"ids": block, "seal": _seal(*_stored(data, block))} for block in blocks]
         _connect(ray, self.address)
@@ -136,7 +139,7 @@ class RayScoring:
                 .map_batches(_read, fn_kwargs={"rows": self.rows}, batch_size=1, num_cpus=1)
                 .map_batches(
                     _Score,
-                    fn_constructor_args=(model, empty, loss, forward, device, torch.get_num_threads()),
+                    fn_constructor_args=(model, like, loss, forward, device, torch.get_num_threads()),
                     batch_size=None,
                     compute=ray.data.ActorPoolStrategy(**pool),
                     num_cpus=1,
@@ -172,14 +175,14 @@ class _Score:
     def __init__(
         self,
         model: nn.Module,
-        empty: TensorData,
+        like: TensorData,
         loss: PerExampleLoss,
         forward: Forward,
         device: str,
         num_threads: int,
     ):
         torch.set_num_threads(num_threads)  # sums depend on it
-        self.model, self.empty = model.to(device), empty
+        self.model, self.like = model.to(device), like
         self.score = functools.partial(score, loss=loss, forward=forward)
 
     def __call__(self, block: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -188,8 +191,8 @@ class _Score:
                 f"Ray handed over {len(block['id'])} examples of a block of {block['of'][0]}; scored in other passes, "
                 f"losses would be rounded otherwise"
             )
-        data = self.empty.replace(x=torch.tensor(block["x"]), y=torch.tensor(block["y"]))
-        if self.empty.is_channels_last:
+        data = self.like.replace(x=torch.tensor(block["x"]), y=torch.tensor(block["y"]))
+        if self.like.is_channels_last:
             data = data.channels_last()
         losses = self.score(self.model, data, np.arange(len(data)))
         return {"id": block["id"], "irreducible": losses.numpy()}

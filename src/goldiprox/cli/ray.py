@@ -10,8 +10,8 @@ from goldiprox.cli.console import err
 from goldiprox.data.parquet import ImageRows
 from goldiprox.data.sources import training_files
 from goldiprox.errors import ConfigError
-from goldiprox.prepare import DataConfig
 from goldiprox.ray_scoring import RayScoring, import_ray
+from goldiprox.stages import RunConfig, pick_device
 
 RayAddress = Annotated[
     str | None,
@@ -20,13 +20,20 @@ RayAddress = Annotated[
 Actors = Annotated[
     int | None, typer.Option("--actors", help="With --engine ray: processes that score (default: as many as fit).")
 ]
-ActorGpus = Annotated[float, typer.Option("--actor-gpus", help="With --engine ray: GPUs for each, such as 0.25.")]
+ActorGpus = Annotated[
+    float | None,
+    typer.Option("--actor-gpus", help="With --engine ray: GPUs for each, such as 0.25 (default: 1 on CUDA)."),
+]
 _DAMAGE = ("noise", "holdout_noise", "white_noise", "duplicates")
 _SECONDS = 10.0
 
 
-def ray_scoring(data: DataConfig, address: str | None, actors: int | None, gpus: float, *, quiet: bool) -> RayScoring:
+def ray_scoring(
+    config: RunConfig, address: str | None, actors: int | None, gpus: float | None, *, quiet: bool
+) -> RayScoring:
     """What scores on a cluster the files that `--data` stands for."""
+    data = config.data
+    gpus = float(pick_device(config.device).type == "cuda") if gpus is None else gpus
     damaged = [f"--{name.replace('_', '-')}" for name in _DAMAGE if getattr(data, name)]
     if damaged:
         raise ConfigError(

@@ -36,14 +36,14 @@ def irreducible(
     rank_timeout: RankTimeout = RANK_SECONDS,
     ray_address: RayAddress = None,
     actors: Actors = None,
-    actor_gpus: ActorGpus = 0.0,
+    actor_gpus: ActorGpus = None,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
     scoring = None
     if config.engine == "ray":  # which says where to score; the holdout model trains as ever
         config = replace(config, engine="auto")
-        scoring = ray_scoring(config.data, ray_address, actors, actor_gpus, quiet=json)
+        scoring = ray_scoring(config, ray_address, actors, actor_gpus, quiet=json)
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
