@@ -16,7 +16,7 @@ from goldiprox.cli import app
 from goldiprox.data.parquet import ImageRows
 from goldiprox.data.sources import training_files
 from goldiprox.errors import MissingData, MissingExtra
-from goldiprox.ray_scoring import RayScoring, import_ray
+from goldiprox.ray_scoring import RayScoring, _cause, _read, _seal, import_ray
 from test_sources import write_parquet
 
 WORKER = Path(__file__).parent / "ray_worker.py"
@@ -41,7 +41,7 @@ def seen(folder) -> dict:
     pytest.importorskip("ray", reason="needs goldiprox[ray]")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
     ran = subprocess.run(
-        [sys.executable, WORKER, folder], env=environment, capture_output=True, text=True, timeout=240, cwd=folder
+        [sys.executable, WORKER, folder], env=environment, capture_output=True, text=True, timeout=600, cwd=folder
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     return json.loads((folder / "seen.json").read_text())
@@ -55,15 +55,32 @@ def test_a_worker_that_dies_midway_changes_nothing(seen):
 
 
 def test_what_was_scored_before_is_not_scored_again(seen):
-    """4,500 examples a fold are passes of 2,048, 2,048 and 404; two workers, so one more may be under way."""
-    assert seen["broken off"].count(2048) == 2
-    again = [size for size in seen["whole"] if size == 2048]
-    assert len(again) <= 2 + 2  # the second fold's, and at most one that each worker was at when one died
-    assert len(seen["whole"]) < 6 + 1
+    """4,500 examples a fold are passes of 2,048, 2,048 and 404; the first was done when the run was broken off."""
+    first, second = seen["told"][:3], seen["told"][3:]
+    assert (first[0], first[-1]) == (2048, 4500)
+    assert (second[0], second[-1], len(second)) == (0, 4500, 4)
+    assert len(seen["passes"]) <= 2 + 3 + 1  # what was left, and the pass that one died in a second time
 
 
-def test_files_that_are_not_what_was_loaded(seen):
-    assert "examples 0 to 99 are not in the files as in the data set" in seen["other data"]
+def test_files_that_are_not_what_was_loaded(folder):
+    rows = ImageRows.of(training_files(str(folder / "set")))
+    ids = np.array([700, 3])
+    x, y = rows.read(np.sort(ids))
+    item = {"ids": ids[None], "seal": np.array([_seal(x[::-1], y[::-1])])}
+    block = _read(item, rows)
+    assert block["id"].tolist() == [700, 3]
+    assert np.array_equal(block["y"], y[::-1])
+    with pytest.raises(gp.DataError, match="examples 3 to 700 are not in the files as in the data set that was loaded"):
+        _read({**item, "seal": np.array([_seal(x[::-1], y)])}, rows)
+
+
+def test_what_went_wrong_in_another_process_is_said_as_here():
+    ours = _cause(
+        Exception("ray::f() (pid=1)\ngoldiprox.errors.DataError: image 3 is broken\n\nThe above exception ...")
+    )
+    assert (type(ours), str(ours)) == (gp.DataError, "image 3 is broken")
+    theirs = _cause(Exception("ray::f() (pid=1)\nValueError: shapes differ\n\nThe above exception was ...\nmore"))
+    assert "scoring on Ray failed: ValueError: shapes differ" in str(theirs)
 
 
 def test_the_command_line_writes_the_same_table_from_an_address(seen):
