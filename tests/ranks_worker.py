@@ -78,6 +78,7 @@ def select_all(folder: Path, group) -> dict:
     dist.all_gather = counting
     recorded(folder / "local.arrow", scope="local", group=ranks, columns=("score",))
     dist.all_gather = gather
+    recorded(folder / "local-uniform.arrow", acquisition=gp.uniform, scope="local", group=ranks)
     seen["bytes"]["local"] = sum(counted[-2 * STEPS :]) / STEPS
     seen["irreducible"] = table(ranks)
     seen["in a loop"] = loop(ranks)

@@ -125,6 +125,7 @@ def test_local_selection_keeps_the_best_of_every_share(selected, world_size):
     best = gp.Sequence.open(folder / "top_k.arrow")
     assert set(best[0]) == set(alone["in a loop"]["kept"][0])
     assert gp.Sequence.open(folder / "local.arrow").digest != best.digest
+    assert len(gp.Sequence.open(folder / "local-uniform.arrow")) == STEPS
 
 
 def test_local_selection_by_one_process_is_refused():

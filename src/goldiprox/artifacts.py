@@ -72,7 +72,12 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _torch_version() -> str:
-    return importlib.metadata.version("torch")  # without importing it
+    try:
+        return importlib.metadata.version("torch")  # without importing it
+    except importlib.metadata.PackageNotFoundError:  # built by hand
+        import torch
+
+        return torch.__version__
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Header:
     """What a file says about itself.
 
     Attributes:
-        kind: ``sequence``, ``irreducible`` or ``receipt``.
+        kind: ``sequence``, ``irreducible``, ``receipt``, or ``scores``, which are kept while a cluster scores.
         data: Fingerprint and length of the base data set.
         parents: Digests of the files it was made from.
         config: The settings it was made with.

@@ -287,7 +287,8 @@ class Job:
             check_columns(self.columns, self.select.check(self.proxy, self.example))
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
-        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and self.update == "replicated"
+        alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself
+        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and alike
         if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
             raise ConfigError(
                 f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "

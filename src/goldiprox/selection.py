@@ -186,8 +186,8 @@ class Selector:
         if scope == "local" and not self.ranks:
             raise ConfigError("scope='local' is for several processes: start them with torchrun and give their group")
         self._local = scope == "local"
-        own = self.ranks.part(keep) if self.ranks and self._local else slice(0, keep)
-        self._choice = own.stop - own.start
+        if self.ranks and self._local:
+            self.ranks.part(keep)  # raises where it does not divide
 
     def _num_passes(self, pieces: int | None) -> int:
         size = self.ranks.size if self.ranks else 1
@@ -275,13 +275,14 @@ class Selector:
         return self._keep(candidates.scores, batch.ids, step), candidates
 
     def _keep(self, scores: Tensor, ids: Tensor, step: int | Tensor) -> Tensor:
-        if self._choice > len(ids):
+        keep = self.keep // self.ranks.size if self.ranks and self._local else self.keep
+        if keep > len(ids):
             raise ConfigError(
-                f"cannot keep {self._choice} of {len(ids)} candidates; lower keep or load larger batches "
+                f"cannot keep {keep} of {len(ids)} candidates; lower keep or load larger batches "
                 f"(drop_last=True avoids a short last one)"
             )
         key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
-        return self.rule(scores, ids, self._choice, key)
+        return self.rule(scores, ids, keep, key)
 
     def score(
         self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None
