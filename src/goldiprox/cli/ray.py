@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from goldiprox.cli.console import err
+from goldiprox.cli.signals import stop
 from goldiprox.data.parquet import ImageRows
 from goldiprox.data.sources import training_files
-from goldiprox.errors import ConfigError
+from goldiprox.errors import ConfigError, Interrupted
 from goldiprox.ray_scoring import RayScoring, import_ray
 from goldiprox.stages import RunConfig, pick_device
 
@@ -48,6 +49,8 @@ def ray_scoring(
 
     def on_block(done: int, total: int) -> None:
         nonlocal said
+        if stop():
+            raise Interrupted(f"stopped after {done:,} of {total:,} examples were scored")
         if not quiet and time.monotonic() - said > _SECONDS:
             said = time.monotonic()
             err.print(f"scored on Ray: {done:,} of {total:,} examples")
