@@ -39,7 +39,7 @@ bench: .venv/.dev  ## ratios measured side by side; fails where one is over its 
 	touch $@
 
 .venv/.dev: .venv/.run
-	$(BIN)/pip install -q -e ".[demo,report,dev]"
+	$(BIN)/pip install -q -e ".[demo,report,ray,dev]"
 	touch $@
 
 clean:

@@ -74,6 +74,12 @@ def select_all(folder: Path, group) -> dict:
     recording, proxy = recorded(folder / "sharded.arrow", update="sharded", group=ranks)
     seen["weights"]["sharded"] = weights(proxy)
     seen["digests"]["uniform"] = recorded(folder / "uniform.arrow", acquisition=gp.uniform, group=ranks)[0].digest
+    before, counted[:] = ranks.bytes_sent, []
+    dist.all_gather = counting
+    recorded(folder / "local.arrow", scope="local", group=ranks, columns=("score",))
+    dist.all_gather = gather
+    recorded(folder / "local-uniform.arrow", acquisition=gp.uniform, scope="local", group=ranks)
+    seen["bytes"]["local"] = sum(counted[-2 * STEPS :]) / STEPS
     seen["irreducible"] = table(ranks)
     seen["in a loop"] = loop(ranks)
     seen["refusals"] = refusals(folder / "refused", ranks) if ranks.size > 1 else {}
@@ -108,7 +114,17 @@ def loop(ranks: Ranks) -> dict:
     short = make_blobs(CANDIDATES // 2 if ranks.rank else CANDIDATES)  # a shorter batch on all but one rank
     ids = torch.arange(len(short)) + 100 * ranks.rank
     uneven = gp.Selector(gp.loss, keep=KEEP, group=ranks)(model, gp.Batch(ids, short.x, short.y))
-    return {"kept": kept, "scores": values, "uneven": uneven.ids.tolist()}
+    sent = ranks.bytes_sent
+    local = gp.Selector(**{**settings, "scope": "local"})
+    own = [local(model, shared(ids, ranks, data)).ids.tolist() for ids in sampler.batches()]
+    assert ranks.bytes_sent == sent
+    return {"kept": kept, "scores": values, "uneven": uneven.ids.tolist(), "local": own}
+
+
+def shared(ids: torch.Tensor, ranks: Ranks, data: gp.TensorData) -> gp.Batch:
+    """This rank's share of candidates."""
+    ids = ids[ranks.part(CANDIDATES)]
+    return gp.Batch(ids, *data.gather(ids))
 
 
 def refusals(folder: Path, ranks: Ranks) -> dict:
@@ -192,6 +208,34 @@ def train(folder: Path, group) -> dict:
         seen[kind] = {"start": start, "weights": [p.full_tensor() if kind == "fsdp" else p for p in model.parameters()]}
         seen[kind]["weights"] = torch.cat([w.detach().flatten() for w in seen[kind]["weights"]]).tolist()
     return seen
+
+
+def lost_in_training(folder: Path, group) -> dict:
+    """The last rank dies in the middle of a backward pass, where the others wait for its gradients."""
+    ranks, model, steps = Ranks(group), make_mlp(0), 0
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == 5 and ranks.rank == ranks.size - 1:
+            os._exit(9)
+        return gradient
+
+    model[0].weight.register_hook(hook)
+    start = time.monotonic()
+    try:
+        if os.environ["LOOP"] == "record":
+            recorded(folder / "sequence.arrow", model, update="sharded", group=ranks)
+        else:
+            data, averaged = make_blobs(), nn.parallel.DistributedDataParallel(model)
+            with gp.name_lost_ranks(group):
+                for _ in range(9):
+                    nn.functional.cross_entropy(averaged(data.x), data.y).backward()
+    except gp.RankLost as e:
+        seen = {"error": str(e), "ranks": e.ranks, "seconds": time.monotonic() - start}
+        (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(seen))
+        os._exit(1)
+    return {}
 
 
 def main() -> None:

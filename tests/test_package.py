@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import goldiprox as gp
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "goldiprox"
 FRAMEWORKS = (
@@ -20,6 +22,7 @@ FRAMEWORKS = (
     "transformers",
 )
 HEAVY = ("matplotlib", "mlxtend", "ray", "pandas", "sklearn", "PIL", "typer", "rich", *FRAMEWORKS)
+EVERY_NAME = "import goldiprox as gp\nfor name in gp.__all__: getattr(gp, name)"
 
 
 def imported_by(statement: str) -> list[str]:
@@ -31,6 +34,20 @@ def imported_by(statement: str) -> list[str]:
 
 def test_importing_goldiprox_imports_nothing_heavy():
     assert imported_by("import goldiprox") == []
+    assert imported_by(EVERY_NAME) == []
+
+
+def test_public_names_are_imported_when_they_are_used():
+    assert len(gp.__all__) > 50
+    assert set(gp.__all__) <= set(dir(gp))
+    for name in gp.__all__:
+        assert not (PACKAGE / f"{name}.py").exists(), f"gp.{name} would be the module once that is imported"
+    names = {}
+    exec("from goldiprox import *", names)
+    assert names["Sequence"] is gp.Sequence
+    assert gp.data.iterate
+    with pytest.raises(AttributeError, match="no attribute 'sequense'"):
+        _ = gp.sequense  # type: ignore[attr-defined]
 
 
 def test_a_missing_framework_is_named_with_what_installs_it():

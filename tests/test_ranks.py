@@ -101,7 +101,36 @@ def test_communication_is_what_the_page_says(selected, world_size):
     together, _ = selected(world_size)
     share = CANDIDATES // world_size
     for seen in together:
-        assert seen["bytes"] == {"top_k": 12 * min(KEEP, share), "gumbel_top_k": 12 * share, "mix": 12 * share}
+        assert seen["bytes"] == {
+            "top_k": 12 * min(KEEP, share),
+            "gumbel_top_k": 12 * share,
+            "mix": 12 * share,
+            "local": 12 * KEEP / world_size,
+        }
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_local_selection_keeps_the_best_of_every_share(selected, world_size):
+    """Another choice than the best of all, sooner or later."""
+    (alone,), _ = selected(1)
+    together, folder = selected(world_size)
+    data, sampler = ranks_worker.make_blobs(), gp.CandidateSampler(range(400), CANDIDATES, steps=1)
+    (candidates,) = sampler.batches()
+    select = gp.Selector(keep=KEEP // world_size, irreducible=ranks_worker.make_irreducible(data))
+    expected = []
+    for ids in candidates.chunk(world_size):
+        expected += select(ranks_worker.make_mlp(0), gp.Batch(ids, *data.gather(ids))).ids.tolist()
+    assert sum((seen["in a loop"]["local"][0] for seen in together), []) == expected
+    assert gp.Sequence.open(folder / "local.arrow")[0].tolist() == expected
+    best = gp.Sequence.open(folder / "top_k.arrow")
+    assert set(best[0]) == set(alone["in a loop"]["kept"][0])
+    assert gp.Sequence.open(folder / "local.arrow").digest != best.digest
+    assert len(gp.Sequence.open(folder / "local-uniform.arrow")) == STEPS
+
+
+def test_local_selection_by_one_process_is_refused():
+    with pytest.raises(gp.ConfigError, match="scope='local' is for several processes"):
+        gp.Selector(keep=2, scope="local")
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
@@ -191,18 +220,37 @@ def test_three_of_four_ranks_name_the_fourth_and_two_go_on(selected, tmp_path):
         assert seen["digest"] == alone["digests"]["gumbel_top_k"]
 
 
-def test_a_large_model_on_slices_saved_by_two_ranks_and_continued_by_one(selected, tmp_path):
-    _, folder = selected(1)
-    sequence = gp.Sequence.open(folder / "top_k.arrow", data=ranks_worker.make_blobs())
+@pytest.mark.parametrize("loop", ["record", "own"])
+def test_a_rank_that_dies_while_gradients_are_averaged_is_named(tmp_path, loop):
+    first, last = start(2, str(WORKER), "lost_in_training", str(tmp_path), LOOP=loop)
+    for rank in (first, last):
+        rank.communicate(timeout=120)
+    assert (first.returncode, last.returncode) == (1, 9)
+    saw = json.loads((tmp_path / "rank-0.json").read_text())
+    assert saw["ranks"] == [1]
+    assert "rank 1 of 2 died" in saw["error"]
+    assert saw["seconds"] < 60
+
+
+def replayed_alone(path: Path, folder: Path) -> torch.Tensor:
+    """The weights that one process ends with; the sequence is put where ranks look for it."""
     model = ranks_worker.make_mlp(3)
-    gp.replay(
-        model,
-        ranks_worker.make_blobs(),
-        sequence,
-        optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
-    )
-    alone = torch.tensor(ranks_worker.weights(model))
-    tmp_path.joinpath("sequence.arrow").write_bytes((folder / "top_k.arrow").read_bytes())
+    optimizer = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)  # noqa: E731
+    gp.replay(model, ranks_worker.make_blobs(), gp.Sequence.open(path), optimizer=optimizer)
+    (folder / "sequence.arrow").write_bytes(path.read_bytes())
+    return torch.tensor(ranks_worker.weights(model))
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_large_model_replays_on_several_ranks_as_on_one(selected, tmp_path, world_size):
+    alone = replayed_alone(selected(1)[1] / "gumbel_top_k.arrow", tmp_path)
+    for seen in seen_by(world_size, "train", tmp_path):
+        for kind in ("ddp", "fsdp"):
+            torch.testing.assert_close(torch.tensor(seen[kind]["weights"]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_model_on_slices_saved_by_two_ranks_and_continued_by_one(selected, tmp_path):
+    alone = replayed_alone(selected(1)[1] / "top_k.arrow", tmp_path)
     halfway = seen_by(2, "train", tmp_path, STOP="15")
     (end,) = seen_by(1, "train", tmp_path)
     for kind in ("ddp", "fsdp"):

@@ -15,7 +15,9 @@ from goldiprox.data import parquet, sources
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra, UnknownName
 
 
-def write_parquet(path, images, labels, *, column="image", label="label", names=None, format="PNG"):
+def write_parquet(
+    path, images, labels, *, column="image", label="label", names=None, format="PNG", row_group_size=None
+):
     def encode(array):
         buffer = io.BytesIO()
         Image.fromarray(array).save(buffer, format)
@@ -25,7 +27,7 @@ def write_parquet(path, images, labels, *, column="image", label="label", names=
     if names:
         info = {"info": {"features": {label: {"_type": "ClassLabel", "names": names}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
-    pq.write_table(table, path)
+    pq.write_table(table, path, row_group_size=row_group_size)
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_the_lock_ends_with_its_process(tmp_path):
         process.kill()
         process.communicate()
     assert not is_being_written(path)
-    assert GrowingFile(path, create=False).read() == b"abc"
+    assert GrowingFile(path, create=False).read(0, 9) == b"abc"
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):

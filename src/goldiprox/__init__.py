@@ -1,65 +1,36 @@
-"""GoldiProx: train faster by choosing which examples to train on."""
+"""GoldiProx: train faster by choosing which examples to train on.
+
+The public names stand in ``__init__.pyi``, one per line. Each is imported when it is first used, so that whoever only
+reads a sequence does not load torch.
+"""
+
+import ast
+import importlib.util
+import pkgutil
+from typing import Any
 
 from goldiprox._version import __version__ as __version__
-from goldiprox.acquisition import Candidates as Candidates
-from goldiprox.acquisition import bald as bald
-from goldiprox.acquisition import entropy as entropy
-from goldiprox.acquisition import gradient_norm as gradient_norm
-from goldiprox.acquisition import irreducible_loss as irreducible_loss
-from goldiprox.acquisition import loss as loss
-from goldiprox.acquisition import ordered_loss as ordered_loss
-from goldiprox.acquisition import probability_gain as probability_gain
-from goldiprox.acquisition import reducible_loss as reducible_loss
-from goldiprox.acquisition import uniform as uniform
-from goldiprox.checkpoint import Checkpoints as Checkpoints
-from goldiprox.data import Batch as Batch
-from goldiprox.data import TensorData as TensorData
-from goldiprox.data import WithIds as WithIds
-from goldiprox.data import fingerprint as fingerprint
-from goldiprox.data import load as load
-from goldiprox.errors import ConfigError as ConfigError
-from goldiprox.errors import CorruptFile as CorruptFile
-from goldiprox.errors import DataError as DataError
-from goldiprox.errors import FingerprintMismatch as FingerprintMismatch
-from goldiprox.errors import GoldiproxError as GoldiproxError
-from goldiprox.errors import Interrupted as Interrupted
-from goldiprox.errors import MissingIrreducible as MissingIrreducible
-from goldiprox.errors import ModelMismatch as ModelMismatch
-from goldiprox.errors import NonFiniteError as NonFiniteError
-from goldiprox.errors import OutputExists as OutputExists
-from goldiprox.errors import OutputInUse as OutputInUse
-from goldiprox.errors import OutputNotWritable as OutputNotWritable
-from goldiprox.errors import RankLost as RankLost
-from goldiprox.errors import ReceiptMismatch as ReceiptMismatch
-from goldiprox.errors import UnknownName as UnknownName
-from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
-from goldiprox.errors import WriterGone as WriterGone
-from goldiprox.forward import generalised_cross_entropy as generalised_cross_entropy
-from goldiprox.holdout import HoldoutConfig as HoldoutConfig
-from goldiprox.holdout import irreducible_losses as irreducible_losses
-from goldiprox.holdout import train_holdout_model as train_holdout_model
-from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
-from goldiprox.irreducible import describe as describe
-from goldiprox.loop import evaluate_on as evaluate_on
-from goldiprox.materialize import materialize as materialize
-from goldiprox.models import build as build
-from goldiprox.optim import TrainingConfig as TrainingConfig
-from goldiprox.receipts import receipt as receipt
-from goldiprox.recording import record as record
-from goldiprox.recording import record_many as record_many
-from goldiprox.rules import gumbel_top_k as gumbel_top_k
-from goldiprox.rules import mix as mix
-from goldiprox.rules import ranked as ranked
-from goldiprox.rules import top_k as top_k
-from goldiprox.selection import CandidateSampler as CandidateSampler
-from goldiprox.selection import Selector as Selector
-from goldiprox.sequence import Sequence as Sequence
-from goldiprox.sequence import SequenceWriter as SequenceWriter
-from goldiprox.sharded import load_training as load_training
-from goldiprox.sharded import save_training as save_training
-from goldiprox.split import Split as Split
-from goldiprox.split import holdout_split as holdout_split
-from goldiprox.split import k_fold as k_fold
-from goldiprox.training import record_and_train as record_and_train
-from goldiprox.training import replay as replay
-from goldiprox.training import replay_many as replay_many
+
+
+def _homes() -> dict[str, str]:
+    """For every public name the module that defines it."""
+    stub = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"")
+    found = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in found for alias in node.names}
+
+
+_HOMES = _homes()
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f"{__name__}.{name}")  # gp.data and the like
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

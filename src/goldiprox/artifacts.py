@@ -5,20 +5,19 @@ whole, and `force` replaces an older file only when the new one is. docs/formats
 """
 
 import bisect
-import itertools
+import functools
+import importlib.metadata
 import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_model
 
 from goldiprox._version import __version__
 from goldiprox.errors import (
@@ -38,11 +37,15 @@ from goldiprox.messages import (
     TYPES,
     Damage,
     Rows,
+    Span,
+    check_span,
     decode_all,
     decode_header,
     depth,
     encode_header,
     encode_rows,
+    locate,
+    read_values,
 )
 from goldiprox.storage import (
     GrowingFile,
@@ -55,12 +58,26 @@ from goldiprox.storage import (
     writing,
 )
 
+if TYPE_CHECKING:  # whoever only reads a file needs no torch
+    from torch import nn
+
 FORMAT = 1
+_BLOCK = 2**20
 
 
 def versions() -> dict[str, str]:
     """What a figure or a file was made with."""
-    return {"goldiprox": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"goldiprox": __version__, "torch": _torch_version(), "python": platform.python_version()}
+
+
+@functools.cache
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")  # without importing it
+    except importlib.metadata.PackageNotFoundError:  # built by hand
+        import torch
+
+        return torch.__version__
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class Header:
     """What a file says about itself.
 
     Attributes:
-        kind: ``sequence``, ``irreducible`` or ``receipt``.
+        kind: ``sequence``, ``irreducible``, ``receipt``, or ``scores``, which are kept while a cluster scores.
         data: Fingerprint and length of the base data set.
         parents: Digests of the files it was made from.
         config: The settings it was made with.
@@ -164,6 +181,7 @@ class TableWriter:
         self.path = path
         self.header = header
         self.num_rows, self._resumed = 0, resume_at is not None
+        self._before: list[Span] = []
         try:
             header.check()
         except TypeError as e:
@@ -191,30 +209,45 @@ class TableWriter:
             raise MissingFile(f"{partial} does not exist: there is no unfinished file to continue; start anew")
         file = GrowingFile(partial, create=False)
         try:
-            content = memoryview(file.read())
-            there, end, seal = read_start(partial, content)
-            if changed := self.header.differences(there):
-                raise ConfigError(f"{partial} was begun otherwise: {changed}. Use the same settings, or start anew")
-            parts, _, _ = decode_all(content, end, there.columns, 0, seal)
-            intact = sum(p.num_rows for p in parts)
-            if intact < num_rows:
-                raise CorruptFile(
-                    f"{partial} holds {intact:,} intact rows, and is to be continued after {num_rows:,}; start anew"
-                )
-            whole = [p for p, last in zip(parts, _last_rows(parts), strict=True) if last <= num_rows]
-            self.num_rows = sum(p.num_rows for p in whole)
-            self._seal, end = (whole[-1].seal, whole[-1].end) if whole else (seal, end)
-            if self.num_rows == num_rows:
-                file.cut(end)
-                return file
-            head = {k: v[: num_rows - self.num_rows] for k, v in parts[len(whole)].columns.items()}
-            message, self._seal = encode_rows(head, self.num_rows, self._seal)
-            self.num_rows = num_rows
-            # In one step: a crash between cutting and appending would lose rows that were acknowledged.
-            return file.replaced(bytes(content[:end]) + message)
+            return self._continued(file, num_rows)
         except BaseException:
             file.close()
             raise
+
+    def _continued(self, file: GrowingFile, num_rows: int) -> GrowingFile:
+        """The file cut after so many rows; read a part at a time, for it may be larger than memory."""
+        there, end, self._seal = read_start(file.path, memoryview(file.read(0, MAX_METADATA + 8)))
+        if changed := self.header.differences(there):
+            raise ConfigError(f"{file.path} was begun otherwise: {changed}. Use the same settings, or start anew")
+        while self.num_rows < num_rows:
+            try:
+                span = locate(file.read, file.size, end, there.columns, self.num_rows)
+                check_span(file.read, span, self._seal)
+            except Damage as e:
+                raise CorruptFile(
+                    f"{file.path} holds {self.num_rows:,} intact rows, and is to be continued after {num_rows:,}; "
+                    f"start anew"
+                ) from e
+            rest = num_rows - self.num_rows
+            if span.num_rows > rest:
+                head = {name: read_values(file.read, span, there.columns, name, 0, rest) for name in there.columns}
+                message, self._seal = encode_rows(head, self.num_rows, self._seal)
+                # In one step: a crash between cutting and appending would lose rows that were acknowledged.
+                file = file.replaced(end, message)
+                span = locate(file.read, file.size, end, there.columns, self.num_rows)
+            else:
+                self._seal = span.seal
+            self.num_rows, end = self.num_rows + span.num_rows, span.end
+            self._before.append(span)
+        if file.size > end:
+            file.cut(end)
+        return file
+
+    def rows_before(self, name: str) -> Iterator[np.ndarray]:
+        """The values of a column that were there when the file was continued, some at a time."""
+        for span in self._before:
+            for first in range(0, span.num_rows, _BLOCK):
+                yield read_values(self._file.read, span, self.header.columns, name, first, first + _BLOCK)
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
         """Writes one record batch and waits until it is on the disk."""
@@ -244,10 +277,6 @@ class TableWriter:
             self._file.close()
         else:
             self._file.discard()
-
-
-def _last_rows(parts: Sequence[Rows]) -> Iterable[int]:
-    return itertools.accumulate(p.num_rows for p in parts)
 
 
 class Table:
@@ -377,8 +406,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def save_weights(model: torch.nn.Module, path: Path) -> None:
+def save_weights(model: "nn.Module", path: Path) -> None:
     """A model's weights as safetensors, put under their name in one step."""
+    from safetensors.torch import save_model
+
     partial = partial_path(path)
     with writing(path):
         partial.touch()

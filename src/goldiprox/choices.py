@@ -162,11 +162,12 @@ class Recorder:
             self.writer.flush()
         return {"digest": self.digest, "ids": None if self.in_memory is None else torch.cat(self.in_memory)}
 
-    def restore(self, ids: np.ndarray, digest: str) -> None:
-        """Goes on after these ids, which must be those of a checkpoint."""
-        self._hash.update(ids)
-        if self.in_memory is not None:
-            self.in_memory.append(torch.from_numpy(ids))
+    def restore(self, blocks: Iterable[np.ndarray], digest: str) -> None:
+        """Goes on after these ids, some at a time, which must be those of a checkpoint."""
+        for ids in blocks:
+            self._hash.update(ids)
+            if self.in_memory is not None:
+                self.in_memory.append(torch.from_numpy(ids))
         if self.digest != digest:
             raise CorruptFile(
                 "the sequence so far is not the one that the checkpoint belongs to; "

@@ -249,7 +249,7 @@ def score(
         batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
         num_workers: Loading processes, for data that is not resident.
     """
-    size = batch_size or _passes_of(il_model)
+    size = batch_size or passes_of(device_of(il_model))
     parts, done = [], 0
     while done < len(ids):
         try:
@@ -277,7 +277,7 @@ def score_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray
         ids: The examples to score, over all ranks.
         settings: As for `score`, without `batch_size`.
     """
-    size = _passes_of(il_model)
+    size = passes_of(device_of(il_model))
     num_passes = -(-len(ids) // size)
     ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
     parts = np.split(ids, ends[:-1])
@@ -287,8 +287,9 @@ def score_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray
     return torch.cat([losses[: len(part)] for losses, part in zip(everyone, parts, strict=True)])
 
 
-def _passes_of(il_model: nn.Module) -> int:
-    return 8192 if device_of(il_model).type == "cuda" else 2048
+def passes_of(device: torch.device | str) -> int:
+    """Examples per pass while scoring; on the CPU what a loss is rounded to depends on it."""
+    return 8192 if torch.device(device).type == "cuda" else 2048
 
 
 def irreducible_losses(
@@ -308,6 +309,7 @@ def irreducible_losses(
     checkpoints: Checkpoints | None = None,
     extra_config: dict[str, Any] | None = None,
     group: Any = None,
+    scoring: Callable[..., Tensor] | None = None,
 ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
     """Trains the holdout model(s) and scores the training side.
 
@@ -331,6 +333,7 @@ def irreducible_losses(
         extra_config: Recorded in the table's header.
         group: Of ``torch.distributed``: every rank makes this call, and scores a share of the training side. The table
             is the same on all, and the same as from one process.
+        scoring: Scores in place of this process, such as `goldiprox.ray_scoring.RayScoring`.
 
     Returns:
         The table, the models, how each went, and the bill.
@@ -345,6 +348,8 @@ def irreducible_losses(
         split.require_holdout()
         parts = [(split.holdout, split.train)]
     ranks = Ranks.of(group)
+    if ranks and scoring:
+        raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
     values = torch.full((len(unwrap(data)),), torch.nan)
     models, reports, total = [], [], Cost()
     for number, (learn, target) in enumerate(parts):
@@ -374,8 +379,13 @@ def irreducible_losses(
         else:
             lowered = in_precision(forward, config.training.precision)
             with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-                scoring = score if ranks is None else functools.partial(score_together, ranks)
-                losses = scoring(model, data, target, loss=loss, forward=lowered, num_workers=num_workers)
+                settings: dict[str, Any] = {"loss": loss, "forward": lowered}
+                if scoring:
+                    losses = scoring(model, data, target, **settings, folder=scores and scores.folder)
+                elif ranks:
+                    losses = score_together(ranks, model, data, target, **settings, num_workers=num_workers)
+                else:
+                    losses = score(model, data, target, **settings, num_workers=num_workers)
         if scores:
             scores.save(len(target), {"losses": losses})
         total.add(report.rate, scored=len(target))

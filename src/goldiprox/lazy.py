@@ -1,7 +1,6 @@
 """A large complete file: opened at once, each part checked when it is first read, none of it kept in memory."""
 
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import numpy as np
 
 from goldiprox.artifacts import Table, read_start
 from goldiprox.errors import CorruptFile
-from goldiprox.messages import END, MAX_METADATA, Damage, Span, locate
+from goldiprox.messages import END, MAX_METADATA, Damage, Span, check_span, locate, read_values
 from goldiprox.storage import open_file, read_range
 
 EAGER_BYTES = 2**24
 """Files up to this size are checked as a whole when they are opened."""
-_CHUNK = 2**20
 
 
 class _File:
@@ -56,22 +54,18 @@ class LazyRows:
             self._verify()
             self._checked = True
             self._check(self)
-        kind = np.dtype(self._columns[name])
-        start = self._span.starts[name]
-        content = self._file.read(start + first * kind.itemsize, start + min(end, self.num_rows) * kind.itemsize)
-        return np.frombuffer(content, kind)
+        return read_values(self._file.read, self._span, self._columns, name, first, end)
 
     def _verify(self) -> None:
-        span, seal = self._span, self._before
-        for first, last in ((span.start, span.digits), (span.digits + 8, span.end)):
-            for start in range(first, last, _CHUNK):
-                seal = zlib.crc32(self._file.read(start, min(start + _CHUNK, last)), seal)
-        if seal != span.seal:
+        span = self._span
+        try:
+            check_span(self._file.read, span, self._before)
+        except Damage as e:
             raise CorruptFile(
-                f"{self._file.path} is truncated or damaged: the part at byte {span.start:,} is damaged (its checksum "
-                f"does not hold). Rows {span.first_row:,} to {span.first_row + self.num_rows - 1:,} cannot be used; "
-                f"make the file again, or open it with partial=True to use what is intact before it"
-            )
+                f"{self._file.path} is truncated or damaged: the part at byte {span.start:,} is damaged ({e}). Rows "
+                f"{span.first_row:,} to {span.first_row + self.num_rows - 1:,} cannot be used; make the file again, or "
+                f"open it with partial=True to use what is intact before it"
+            ) from e
 
 
 class LazyTable(Table):

@@ -19,6 +19,7 @@ import pyarrow as pa
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow's end-of-stream mark
 TYPES = ("uint8", "uint16", "uint32", "uint64", "float32")
 MAX_METADATA, MAX_DEPTH = 2**20, 32
+_CHUNK = 2**20
 KEY = "goldiprox"
 # Text that JSON written with a space after every colon holds nowhere else.
 _SEAL = b'{"seal":"'
@@ -177,6 +178,30 @@ def locate(
     if content[digits : digits + 8] != b"%08x" % seal:  # other spellings of a number are no seals
         raise Damage("it has no seal")
     return Span(start, start + digits, starts, end, first_row, num_rows, seal)
+
+
+def check_span(read: Callable[[int, int], bytes], span: Span, before: int) -> None:
+    """Raises unless a record batch is what its seal says, reading it a piece at a time.
+
+    Args:
+        read: (start, end) -> those bytes of the file, or as many as there are.
+        span: Where it lies.
+        before: The seal of what lies before it.
+    """
+    seal = before
+    for first, last in ((span.start, span.digits), (span.digits + 8, span.end)):
+        for start in range(first, last, _CHUNK):
+            seal = zlib.crc32(read(start, min(start + _CHUNK, last)), seal)
+    if seal != span.seal:
+        raise Damage("its checksum does not hold")
+
+
+def read_values(
+    read: Callable[[int, int], bytes], span: Span, columns: Mapping[str, str], name: str, first: int, end: int
+) -> np.ndarray:
+    """Some values of a column of a record batch."""
+    kind, start = np.dtype(columns[name]), span.starts[name]
+    return np.frombuffer(read(start + first * kind.itemsize, start + min(end, span.num_rows) * kind.itemsize), kind)
 
 
 def decode_all(

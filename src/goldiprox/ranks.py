@@ -7,10 +7,11 @@ collective fails.
 
 import hashlib
 import os
-import sys
+import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,34 +21,10 @@ from torch.distributed import distributed_c10d
 
 from goldiprox.errors import ConfigError, DataError, RankLost
 
+# What gloo and NCCL say of a connection that closed and of a time-out.
+_FAILED = re.compile(r"gloo|nccl|connection|peer|timed? ?out|socket", re.IGNORECASE)
 BEAT_SECONDS = 1.0
 LINGER_SECONDS = 45.0
-
-
-def refuse_divided_again(whole: bool) -> None:
-    """Raises where Accelerate divides the batches of whoever calls this among its processes, but not as recorded.
-
-    By default it gives whole batches to processes in turn, so that several of them become one step. A batch sampler is
-    not told who iterates over it: that can only be read off the stack.
-
-    Args:
-        whole: Whether the batches are those of all processes.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner: Any = frame.f_locals.get("self")
-        kind = type(owner).__name__
-        if kind in ("BatchSamplerShard", "DataLoaderDispatcher"):
-            state: Any = owner if kind == "BatchSamplerShard" else owner.state
-            if state.num_processes > 1 and not (whole and owner.split_batches):
-                what = "several batches would become one step" if whole else "each batch would be divided a second time"
-                raise ConfigError(
-                    f"accelerator.prepare divides batches among {state.num_processes} processes, so that {what}; make "
-                    f"the loader with goldiprox.integrations.accelerate.loader(accelerator, data, batches). A sequence "
-                    f"opened without rank= also comes out right with DataLoaderConfiguration(split_batches=True)"
-                )
-            return
-        frame = frame.f_back
 
 
 class Ranks:
@@ -142,6 +119,16 @@ class Ranks:
         except RuntimeError as e:  # what torch raises for a closed connection and for a time-out
             raise RankLost(self._pulse.missing(), self.size, str(e).partition(". ")[0].splitlines()[0]) from e
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Names the rank that is gone where another's collective fails inside: DDP's, say, or FSDP's."""
+        try:
+            yield
+        except RuntimeError as e:
+            if self._pulse is None or not _FAILED.search(str(e)):
+                raise
+            raise RankLost(self._pulse.missing(), self.size, str(e).partition(". ")[0].splitlines()[0]) from e
+
     def pool(self, ids: Tensor, values: Mapping[str, Tensor], rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The ids of every rank and what is known of them, one after another.
 
@@ -160,6 +147,19 @@ class Ranks:
         there = all_ids >= 0
         pooled = {name: self.gather(pad(v.float(), (0, room))).flatten()[there] for name, v in values.items()}
         return all_ids[there], pooled
+
+
+@contextmanager
+def name_lost_ranks(group: Any) -> Iterator[None]:
+    """Around a training loop of one's own: where a rank dies, the others end with `RankLost`, which names it.
+
+    A rank that hangs is given up after the group's time-out, and not named: it lives.
+
+    Args:
+        group: Of ``torch.distributed``; every rank enters this.
+    """
+    with Ranks(group).named():
+        yield
 
 
 class _Pulse:

@@ -29,7 +29,7 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule
-from goldiprox.selection import CandidateSampler, Selector
+from goldiprox.selection import CandidateSampler, Scope, Selector
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
 from goldiprox.storage import partial_path
@@ -87,6 +87,7 @@ def record(
     group: Any = None,
     pieces: int = 8,
     update: Update = "replicated",
+    scope: Scope = "global",
 ) -> Recording:
     """Trains a model on what it selects, and writes down what that was.
 
@@ -131,6 +132,7 @@ def record(
             writes. The sequence does not depend on how many ranks there are. See docs/scale.md.
         pieces: With a group, how many passes candidates are scored in, over all ranks; a multiple of their number.
         update: With a group, how the proxy trains, see `goldiprox.together.Update`.
+        scope: With a group, among whose candidates a rank chooses, see `goldiprox.selection.Scope`.
     """
     job = Job(
         proxy,
@@ -165,6 +167,7 @@ def record(
         group=group,
         pieces=pieces,
         update=update,
+        scope=scope,
     )
     return record_jobs([job], engine)[0]
 
@@ -202,6 +205,8 @@ def record_jobs(jobs: Seq["Job"], engine: EngineName) -> list[Recording]:
     with ExitStack() as stack:
         for job in jobs:
             stack.enter_context(job.writing())
+            if job.ranks:
+                stack.enter_context(job.ranks.named())
         histories = fit_together([job.task() for job in jobs], engine=engine)
     return [job.result(history) for job, history in zip(jobs, histories, strict=True)]
 
@@ -242,6 +247,7 @@ class Job:
     group: Any = None
     pieces: int = 8
     update: Update = "replicated"
+    scope: Scope = "global"
 
     def __post_init__(self):
         self.ranks = Ranks.of(self.group)
@@ -266,6 +272,7 @@ class Job:
             seed=self.seed,
             group=self.ranks,
             pieces=self.pieces,
+            scope=self.scope,
             columns=self.columns,
         )
         described = self.out is not None or self.checkpoints is not None or self.ranks is not None
@@ -287,7 +294,8 @@ class Job:
             check_columns(self.columns, self.select.check(self.proxy, self.example))
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
-        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and self.update == "replicated"
+        alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself
+        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and alike
         if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
             raise ConfigError(
                 f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
@@ -359,7 +367,7 @@ class Job:
             "seed": self.seed,
             "mode": self.mode,
             **({"ahead": True} if self.ahead else {}),
-            **({"pieces": self.pieces, "update": self.update} if self.ranks else {}),
+            **({"pieces": self.pieces, "update": self.update, "scope": self.scope} if self.ranks else {}),
             **(self.extra_config or {}),
         }
         lineage = dict(self.parents or {})
@@ -394,12 +402,13 @@ class Job:
         out = Path(self.out or "")
         return self.start == self.num_steps and out.is_file() and not partial_path(out).exists()
 
-    def _recorded_before(self) -> np.ndarray:
+    def _recorded_before(self) -> Iterable[np.ndarray]:
+        if self.recorder.writer:
+            return self.recorder.writer.blocks_before()
         if self.out is None:
             assert self.saved is not None
-            return self.saved.state["extra"]["ids"].numpy()
-        out = Path(self.out)
-        return Sequence.open(out).ids if self._is_written else Sequence.open(partial_path(out), partial=True).ids
+            return [self.saved.state["extra"]["ids"].numpy()]
+        return Sequence.open(self.out).blocks()
 
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)

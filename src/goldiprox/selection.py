@@ -1,7 +1,7 @@
 """Which candidates come up, and which of them are kept."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
 from goldiprox.data import Batch, as_batch, exchange
+from goldiprox.divided import refuse_divided_again
 from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
 from goldiprox.forward import (
     Forward,
@@ -21,9 +22,15 @@ from goldiprox.forward import (
 )
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import derive, preserved, shuffle, subkey
-from goldiprox.ranks import Ranks, refuse_divided_again
+from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule, highest, top_k
 from goldiprox.watch import Watch
+
+Scope = Literal["global", "local"]
+"""
+* ``global``: what is kept is chosen among the candidates of all ranks.
+* ``local``: each rank keeps its share of `keep` among its own, whatever the others have.
+"""
 
 
 class Selector:
@@ -44,6 +51,7 @@ class Selector:
             chosen, and every rank gets its slice of those. See docs/scale.md.
         pieces: With a group, how many passes the candidates of all ranks are scored in. Where that is fixed, scores do
             not depend on the number of ranks, to the last bit. By default one pass a rank.
+        scope: With a group, among whose candidates a rank chooses, see `Scope`. ``local`` exchanges nothing.
         fetch: With a group, gives the batch of these ids. By default ranks send one another what is kept.
         columns: With a group, which of ``loss`` and ``irreducible`` `chosen` holds beside scores.
 
@@ -66,6 +74,7 @@ class Selector:
         losses: Callable[[nn.Module, Any, Any], Tensor] | None = None,
         group: Any = None,
         pieces: int | None = None,
+        scope: Scope = "global",
         fetch: Callable[[Tensor], Batch] | None = None,
         columns: tuple[str, ...] = (),
     ):
@@ -92,6 +101,13 @@ class Selector:
         self.ranks, self._fetch, self._columns = Ranks.of(group), fetch, columns
         self._passes = self._num_passes(pieces) if self.ranks else 1
         self._rows = 0
+        if scope not in get_args(Scope):
+            raise UnknownName("scope", scope, get_args(Scope))
+        if scope == "local" and not self.ranks:
+            raise ConfigError("scope='local' is for several processes: start them with torchrun and give their group")
+        self._local = scope == "local"
+        if self.ranks and self._local:
+            self.ranks.part(keep)  # raises where it does not divide
 
     def _num_passes(self, pieces: int | None) -> int:
         size = self.ranks.size if self.ranks else 1
@@ -106,7 +122,7 @@ class Selector:
     def __call__(self, model: nn.Module, batch: Any) -> Batch:
         """The kept part of a batch from a loader over `WithIds`, on the model's device."""
         batch = as_batch(batch).to(device_of(model))
-        if self.ranks is None:
+        if self.ranks is None or self._local:
             return batch.take(self._advance(model, batch))
         kept = self.choose_together(model, batch)
         part = self.ranks.part(self.keep)
@@ -123,8 +139,9 @@ class Selector:
         names = ("score", *(name for name in self._columns if name != "score"))
         values = {name: torch.cat([part.known[name] for part in parts]) for name in names}
         ids, sound = batch.ids, bool(values["score"].isfinite().all())
-        if getattr(self.rule, "needs_only_best", False):
-            best = highest(values["score"], ids, min(self.keep, len(ids)))
+        if self._local or getattr(self.rule, "needs_only_best", False):
+            score, few = values["score"], min(self.keep, len(ids))
+            best = self._keep(score, ids, self.step) if self._local else highest(score, ids, few)
             ids, values = ids[best], {name: v[best] for name, v in values.items()}
         if not sound:  # so that no rank goes on
             values["score"] = torch.full_like(values["score"], torch.nan)
@@ -137,7 +154,7 @@ class Selector:
                 f"scores of another rank are not finite at step {self.step}; its own message says which",
                 step=self.step,
             )
-        rows = self._keep(pooled["score"], ids, self.step)
+        rows = torch.arange(len(ids), device=ids.device) if self._local else self._keep(pooled["score"], ids, self.step)
         self._chosen = rows, pooled
         self.step += 1
         return ids[rows]
@@ -178,15 +195,16 @@ class Selector:
         return self._keep(candidates.scores, batch.ids, step), candidates
 
     def _keep(self, scores: Tensor, ids: Tensor, step: int | Tensor) -> Tensor:
-        if self.keep > len(ids):
+        keep = self.keep // self.ranks.size if self.ranks and self._local else self.keep
+        if keep > len(ids):
             raise ConfigError(
-                f"cannot keep {self.keep} of {len(ids)} candidates; lower keep or load larger batches (drop_last=True "
-                f"avoids a short last one)"
+                f"cannot keep {keep} of {len(ids)} candidates; lower keep or load larger batches "
+                f"(drop_last=True avoids a short last one)"
             )
         key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
         if getattr(self.rule, "needs_step", False):
-            return self.rule(scores, ids, self.keep, key, step=step)
-        return self.rule(scores, ids, self.keep, key)
+            return self.rule(scores, ids, keep, key, step=step)
+        return self.rule(scores, ids, keep, key)
 
     def score(
         self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None

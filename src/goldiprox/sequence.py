@@ -8,20 +8,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
 from goldiprox.buffered import BufferedWriter
-from goldiprox.data import require_fingerprint
+from goldiprox.divided import refuse_divided_again
 from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
 from goldiprox.lazy import LazyTable, open_table
-from goldiprox.randomness import hash_ids
-from goldiprox.ranks import refuse_divided_again
+
+if TYPE_CHECKING:  # reading a sequence needs no torch, which takes ten times the memory of the rest
+    from torch import Tensor
 
 KIND = "sequence"
 EXTRA_COLUMNS = ("score", "loss", "irreducible")
@@ -165,6 +164,8 @@ class Sequence:
     def require(self, data: Any) -> None:
         """Raises unless the sequence was made from this data."""
         if data is not self._checked:
+            from goldiprox.data import require_fingerprint
+
             require_fingerprint(data, self.header.data, str(self._table.path))
             self._checked = data
 
@@ -284,7 +285,7 @@ class Sequence:
         return digest_of(self.blocks())
 
 
-def check_columns(columns: Iterable[str], values: Mapping[str, Tensor]) -> None:
+def check_columns(columns: Iterable[str], values: Mapping[str, "Tensor"]) -> None:
     """Raises where a column is to be recorded that is not computed."""
     missing = sorted(set(columns) - set(values))
     if missing:
@@ -347,7 +348,11 @@ class SequenceWriter:
     def path(self) -> Path:
         return self._file.table.path
 
-    def append(self, ids: Tensor, values: Mapping[str, Tensor] | None = None) -> None:
+    def blocks_before(self) -> Iterator[np.ndarray]:
+        """The ids that were there when the file was continued, in order, up to a million at a time."""
+        return (ids.astype(np.int64) for ids in self._file.table.rows_before("id"))
+
+    def append(self, ids: "Tensor", values: Mapping[str, "Tensor"] | None = None) -> None:
         """Adds one step."""
         row, values = ids.cpu().numpy(), values or {}
         if len(row) != self.keep:
@@ -406,6 +411,10 @@ def statistics(sequence: Sequence) -> Statistics:
             np.add.at(counts, ids, np.uint32(1))
         counts = counts[counts > 0]
     else:
+        import torch
+
+        from goldiprox.randomness import hash_ids
+
         share = -(-rows // MAX_COUNTED)
         sample = [ids[hash_ids(torch.from_numpy(ids), 0).numpy() % share == 0] for ids in sequence.blocks()]
         counts = np.unique(np.concatenate(sample), return_counts=True)[1]

@@ -1,6 +1,6 @@
 """The stages of one configuration: what the command line's commands and `run` are made of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition
 from goldiprox.checkpoint import Checkpoints
@@ -128,7 +128,8 @@ class Stages:
         rule = partial(make_rule, config.rule, temperature=config.temperature, fraction=config.mix_fraction)
         rule()  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
-            raise UnknownName("engine", config.engine, get_args(EngineName))
+            hint = "ray is for `goldiprox irreducible` alone." if config.engine == "ray" else ""
+            raise UnknownName("engine", config.engine, get_args(EngineName), hint)
         for name in ("keep", "candidates", "epochs"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
@@ -219,7 +220,9 @@ class Stages:
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
-    def irreducible(self, group: Any = None) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
+    def irreducible(
+        self, group: Any = None, scoring: Callable[..., Tensor] | None = None
+    ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
         config = self.config
         name = config.il_model or config.proxy
@@ -240,6 +243,7 @@ class Stages:
                 checkpoints=self._checkpoints("irreducible"),
                 extra_config={"il_model": name, "data": config.data.recorded()},
                 group=group,
+                scoring=scoring,
             )
         self.ledger.stages["irreducible"] = cost
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)

@@ -19,6 +19,7 @@ except ImportError:  # Windows, which has no advisory locks
     fcntl = None
 
 LOCK_SECONDS = 1.0
+_PIECE = 2**22
 _NOFOLLOW, _NONBLOCK = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 _log = logging.getLogger(__name__)
 
@@ -205,10 +206,10 @@ class GrowingFile:
     def closed(self) -> bool:
         return self._fd < 0
 
-    def read(self) -> bytes:
-        """All that is in it."""
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from start to end, or as many of them as are there."""
         with writing(self.path):
-            return read_range(self._fd, 0, self.size)
+            return read_range(self._fd, start, min(end, self.size))
 
     def append(self, content: bytes | memoryview) -> None:
         """Adds to the end, all of it or nothing."""
@@ -247,10 +248,12 @@ class GrowingFile:
         self.size = size
         self._dirty = False
 
-    def replaced(self, content: bytes) -> "GrowingFile":
-        """The file with other content, put in its place in one step; this one is closed."""
+    def replaced(self, size: int, content: bytes) -> "GrowingFile":
+        """Its first `size` bytes and other content, put in its place in one step; this one is closed."""
         new = GrowingFile(self.path.with_name(self.path.name + ".new"), create=True)
         try:
+            for start in range(0, size, _PIECE):
+                new.append(self.read(start, min(start + _PIECE, size)))
             new.append(content)
             publish(new.path, self.path)
         except BaseException:

@@ -7,7 +7,7 @@ import typer
 
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, out, print_json
-from goldiprox.materialize import materialize as write_examples
+from goldiprox.materialized import materialize as write_examples
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Silent, Stages
 

@@ -67,7 +67,7 @@ MACHINE: list[Flag] = [
     ("seed", int, 0, "Seed of weights, candidates and selection."),
     ("device", str, "auto", "auto, cuda, mps or cpu."),
     ("workers", int | None, None, "Load through this many processes (default: data stays on the device)."),
-    ("engine", str, "auto", "How steps run: auto, eager, graph (CUDA) or loader."),
+    ("engine", str, "auto", "How steps run: auto, eager, graph (CUDA) or loader; for irreducible also ray."),
     ("precision", str, "fp32", "fp32, tf32 or bf16; on a GPU, bf16 is fastest for convolutions, tf32 for small MLPs."),
     ("compile", bool, False, "Use torch.compile: for runs of 50,000 steps and more."),
     ("threads", int | None, None, "CPU threads (default: 1 for small models, which is fastest on shared cores)."),

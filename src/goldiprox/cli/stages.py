@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -13,6 +14,7 @@ from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json
 from goldiprox.cli.ranks import RANK_SECONDS, RankTimeout, started_ranks
+from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
@@ -32,16 +34,23 @@ def irreducible(
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
     rank_timeout: RankTimeout = RANK_SECONDS,
+    ray_address: RayAddress = None,
+    actors: Actors = None,
+    actor_gpus: ActorGpus = None,
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
+    scoring = None
+    if config.engine == "ray":  # which says where to score; the holdout model trains as ever
+        config = replace(config, engine="auto")
+        scoring = ray_scoring(config, ray_address, actors, actor_gpus, quiet=json)
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
     ):
         first = ranks is None or ranks.rank == 0
         stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
-        table, _, summary = stages.irreducible(ranks)
+        table, _, summary = stages.irreducible(ranks, scoring)
         if first:
             table.save(out_file, force=force or checkpoints.continues)
     if not first:
@@ -85,6 +94,9 @@ def select(
     pieces: Annotated[
         int, typer.Option(help="Under torchrun: passes that candidates are scored in; a multiple of the ranks' number.")
     ] = 8,
+    scope: Annotated[
+        str, typer.Option(help="Under torchrun: global, or local (each process keeps its own best; see docs/scale.md).")
+    ] = "global",
     rank_timeout: RankTimeout = RANK_SECONDS,
     json: o.Json = False,
 ) -> None:
@@ -108,7 +120,9 @@ def select(
             table = IrreducibleLosses.open(irreducible)
             stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
         names = tuple(c.strip() for c in columns.split(",") if c.strip())
-        together = {"group": ranks, "pieces": pieces} if ranks else {}
+        if scope != "global" and not ranks:
+            raise ConfigError(f"--scope {scope} is for several processes: start them with torchrun")
+        together = {"group": ranks, "pieces": pieces, "scope": scope} if ranks else {}
         recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
         if save_proxy is not None and first:
             save_weights(proxy, save_proxy)

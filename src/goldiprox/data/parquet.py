@@ -1,16 +1,19 @@
 """Image sets as the Hugging Face hub lays them out: Parquet, encoded images, integer labels."""
 
 import io
+import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
+from os import PathLike, fspath
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from goldiprox.data.places import open_source
 from goldiprox.errors import DataError, MissingExtra
-from goldiprox.storage import read_file
 
 _LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
 # Not all that pillow knows: some formats it hands to other programs.
@@ -19,19 +22,94 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_EXPANSION, SMALL = 256, 2**26
 
 
-def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Images (n, channels, height, width) as bytes, labels (n,), and class names where the files give them."""
+def read_images(paths: Sequence[str | PathLike[str]]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Images (n, channels, height, width) as bytes, labels (n,), and class names where the files give them.
+
+    Args:
+        paths: Files, or addresses of files.
+    """
+    names = [fspath(path) for path in paths]
+    folder, _, name = names[0].replace("\\", "/").rpartition("/")
+    sources = [_open(path) for path in names]
+    limit = max(SMALL, MAX_EXPANSION * sum(source.size() for source in sources))
+    encoded: list[bytes | None] = []
+    labels: list[np.ndarray] = []
+    class_names, *_ = [_read(path, source, encoded, labels, limit) for path, source in zip(names, sources, strict=True)]
+    if not encoded:
+        raise DataError(f"{folder}: {name} holds no examples")
+    return decode_images(encoded, folder, limit), np.concatenate(labels), class_names
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Examples of image files by their ids: only the row groups that hold them are read.
+
+    Attributes:
+        paths: Files, or addresses of files; ids count their rows, one file after another.
+        groups: For each row group the number of its file, and its own number in there.
+        starts: The first id of each row group, and the number of all examples.
+        columns: The names of the image column and of the label column.
+    """
+
+    paths: tuple[str, ...]
+    groups: tuple[tuple[int, int], ...]
+    starts: tuple[int, ...]
+    columns: tuple[str, str]
+
+    @classmethod
+    def of(cls, paths: Sequence[str | PathLike[str]]) -> "ImageRows":
+        """From the files' footers."""
+        names = tuple(fspath(path) for path in paths)
+        files = [_parquet(path, _open(path)) for path in names]
+        groups = [(number, group) for number, file in enumerate(files) for group in range(file.num_row_groups)]
+        sizes = [files[number].metadata.row_group(group).num_rows for number, group in groups]
+        columns = image_columns(files[0].schema_arrow, names[0])
+        return cls(names, tuple(groups), tuple(itertools.accumulate(sizes, initial=0)), columns)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of these ids, which ascend."""
+        if len(ids) and not 0 <= ids[0] <= ids[-1] < len(self):
+            raise DataError(f"ids {ids[0]:,} to {ids[-1]:,} are asked for, the files hold {len(self):,} examples")
+        image_column, label_column = self.columns
+        encoded: list[bytes | None] = []
+        labels, size = [], 0
+        first, last = np.searchsorted(self.starts, [ids[0], ids[-1]], side="right") - 1
+        for start, end, (number, group) in zip(
+            self.starts[first:], self.starts[first + 1 :], self.groups[first : last + 1], strict=False
+        ):
+            here = ids[(ids >= start) & (ids < end)]
+            if not len(here):
+                continue
+            path = self.paths[number]
+            try:
+                file = _parquet(path, _open(path))
+                rows = file.read_row_group(group, columns=[f"{image_column}.bytes", label_column], use_threads=False)
+                rows = rows.take(pa.array(here - start))
+            except (pa.ArrowException, OSError, ValueError) as e:
+                raise _unreadable(path, e) from e
+            size += rows.nbytes
+            for chunk in rows[image_column].chunks:
+                encoded.extend(chunk.field("bytes").to_pylist())
+            labels.append(rows[label_column].cast(pa.int64()).to_numpy())
+        where = self.paths[0].rpartition("/")[0]
+        return decode_images(encoded, where, max(SMALL, MAX_EXPANSION * size)), np.concatenate(labels)
+
+
+def decode_images(encoded: Sequence[bytes | None], where: str, limit: int) -> np.ndarray:
+    """Images (n, channels, height, width) as bytes, from files of them.
+
+    Args:
+        encoded: Each as PNG, JPEG or the like.
+        where: They come from; for messages.
+        limit: Bytes that they may unfold into.
+    """
     try:
         from PIL import Image
     except ImportError:
         raise MissingExtra("pillow", "demo", "reading images") from None
-    folder = paths[0].parent
-    limit = max(SMALL, MAX_EXPANSION * sum(p.stat().st_size for p in paths if p.is_file()))
-    encoded: list[bytes | None] = []
-    labels: list[np.ndarray] = []
-    class_names, *_ = [_read(path, encoded, labels, limit) for path in paths]
-    if not encoded:
-        raise DataError(f"{folder}: {paths[0].name} holds no examples")
 
     def decode(id: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
         try:
@@ -40,18 +118,18 @@ def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, .
             found = (image.height, image.width, *channels)
             if shape is None and len(encoded) * int(np.prod(found, dtype=object)) > limit:
                 raise DataError(
-                    f"{folder}: {len(encoded):,} images of {found} would take more than {MAX_EXPANSION} times the "
+                    f"{where}: {len(encoded):,} images of {found} would take more than {MAX_EXPANSION} times the "
                     f"space of their files; make them smaller first"
                 )
             if found != (shape or found):
                 raise DataError(
-                    f"{folder}: image {id} is {found}, image 0 is {shape}; make all images one size and mode first"
+                    f"{where}: image {id} is {found}, image 0 is {shape}; make all images one size and mode first"
                 )
             return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
         except DataError:
             raise
         except Exception as e:  # decoders raise whatever the bytes lead them to
-            raise DataError(f"{folder}: image {id} cannot be decoded ({e}); remove or replace it") from e
+            raise DataError(f"{where}: image {id} cannot be decoded ({e}); remove or replace it") from e
 
     first = decode(0)
     images = np.empty((len(encoded), *first.shape), np.uint8)
@@ -63,16 +141,35 @@ def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, .
     with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
         list(pool.map(fill, range(0, len(encoded), 1024)))
     images = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    return np.ascontiguousarray(images), np.concatenate(labels), class_names
+    return np.ascontiguousarray(images)
 
 
-def _read(path: Path, encoded: list[bytes | None], labels: list[np.ndarray], limit: int) -> tuple[str, ...]:
+def _open(path: str) -> pa.NativeFile:
+    try:
+        return open_source(path)
+    except (pa.ArrowException, OSError) as e:
+        raise _unreadable(path, e) from e
+
+
+def _parquet(path: str, source: pa.NativeFile) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source, pre_buffer=False, thrift_container_size_limit=2**20)
+    except (pa.ArrowException, OSError, ValueError) as e:
+        raise _unreadable(path, e) from e
+
+
+def _unreadable(path: str, e: Exception) -> DataError:
+    return DataError(f"cannot read {path}: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
+
+
+def _read(
+    path: str, source: pa.NativeFile, encoded: list[bytes | None], labels: list[np.ndarray], limit: int
+) -> tuple[str, ...]:
     """Adds the images and labels of one file; gives its class names."""
     try:
-        source = pa.BufferReader(pa.py_buffer(read_file(path, mapped=True)))
-        file = pq.ParquetFile(source, pre_buffer=False, thrift_container_size_limit=2**20)
+        file = _parquet(path, source)
         schema = file.schema_arrow
-        image_column, label_column = _columns(schema, path)
+        image_column, label_column = image_columns(schema, path)
         sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)]
         if not 0 <= file.metadata.num_rows <= limit or not 0 <= sum(sizes) <= limit:
             raise DataError(f"{path} would take more than {MAX_EXPANSION} times its size; it is damaged or hostile")
@@ -88,11 +185,12 @@ def _read(path: Path, encoded: list[bytes | None], labels: list[np.ndarray], lim
     except (pa.ArrowException, OSError, ValueError) as e:
         if isinstance(e, DataError):
             raise
-        raise DataError(f"cannot read {path}: {str(e).splitlines()[0] if str(e) else type(e).__name__}") from e
+        raise _unreadable(path, e) from e
     return _class_names(schema, label_column)
 
 
-def _columns(schema: pa.Schema, path: Path) -> tuple[str, str]:
+def image_columns(schema: pa.Schema, path: str) -> tuple[str, str]:
+    """The names of the image column and of the label column."""
     images = [f.name for f in schema if pa.types.is_struct(f.type) and _holds_bytes(f.type)]
     integers = [f.name for f in schema if pa.types.is_integer(f.type)]
     label = next((n for n in _LABEL_NAMES if n in integers), integers[0] if len(integers) == 1 else None)

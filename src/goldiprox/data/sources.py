@@ -11,6 +11,7 @@ import pyarrow.csv as csv
 import torch
 
 from goldiprox.data.parquet import read_images
+from goldiprox.data.places import find, is_address
 from goldiprox.data.published import read_cinic10, read_qmnist
 from goldiprox.data.resident import TensorData, as_resident
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra
@@ -45,6 +46,7 @@ MNIST_STATS = {"mean": (0.1307,), "std": (0.3081,)}
 CIFAR10_STATS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 NUM_TEST_OF_MNIST5K = 1_000
 MAX_CLASSES = 2**16  # unless there are more examples
+TRAINING_FILES = "train*.parquet"
 
 
 def mnist5k(data_dir: Path | None = None) -> Source:  # noqa: ARG001
@@ -101,14 +103,25 @@ SOURCES: dict[str, Callable[[Path | None], Source]] = {
 
 
 def parquet_folder(
-    folder: Path, *, name: str, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    name: str,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
 ) -> Source:
     """An image set in the hub's Parquet layout: ``train-*.parquet`` and ``test-*.parquet`` (or ``validation-*``).
 
     Without mean and std, those of the training images are taken, per channel.
+
+    Args:
+        folder: Of this machine, or an address such as ``s3://bucket/folder``.
+        name: For messages.
+        mean: Per channel, on the scale [0, 1].
+        std: Likewise.
     """
-    train_files = sorted(folder.rglob("train*.parquet"))
-    test_files = sorted(folder.rglob("test*.parquet")) or sorted(folder.rglob("valid*.parquet"))
+    place = os.fspath(folder)
+    train_files = find(place, TRAINING_FILES)
+    test_files = find(place, "test*.parquet") or find(place, "valid*.parquet")
     for files, part in ((train_files, "train"), (test_files, "test")):
         if not files:
             raise MissingData(
@@ -154,14 +167,14 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
     """The data set of this name.
 
     Args:
-        name: A built-in name, a folder of Parquet files, or ``package.module:callable``. The callable takes
-            nothing and returns a pair (train, test) of map-style data sets of ``(x, y)``.
+        name: A built-in name, a folder of Parquet files or its address (``s3://...``), or
+            ``package.module:callable``. The callable takes nothing and returns a pair (train, test) of map-style data
+            sets of ``(x, y)``.
         data_dir: Where data sets lie; by default the environment's GOLDIPROX_DATA.
     """
     folder = Path(data_dir or os.environ.get("GOLDIPROX_DATA") or ".")
-    for candidate in (Path(name), folder / name):
-        if name not in SOURCES and ":" not in name and candidate.is_dir():
-            return parquet_folder(candidate, name=candidate.name)
+    if name not in SOURCES and (place := _parquet_place(name, folder)):
+        return parquet_folder(place, name=Path(place).name)
     made_by = resolve(
         "data set",
         name,
@@ -171,6 +184,29 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
     if name in SOURCES:
         return made_by(folder)
     return _own(name, made_by())
+
+
+def _parquet_place(name: str, folder: Path) -> str | None:
+    """The address or folder of Parquet files that a name stands for, where it does."""
+    if is_address(name):
+        return name
+    there = (p for p in (Path(name), folder / name) if ":" not in name and p.is_dir())
+    return next(map(str, there), None)
+
+
+def training_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[str]:
+    """The Parquet files that hold the base data set of this name: example after example, in the order of ids."""
+    folder = Path(data_dir or os.environ.get("GOLDIPROX_DATA") or ".")
+    built_in = SOURCES.get(name)
+    if built_in in (mnist, cifar10):
+        return find(str(_find(name, folder)), TRAINING_FILES)
+    place = None if built_in else _parquet_place(name, folder)
+    if place is None:
+        raise ConfigError(
+            f"{name!r} is no set of Parquet files; give --data a folder or an address of train*.parquet and "
+            f"test*.parquet, or mnist or cifar10"
+        )
+    return find(place, TRAINING_FILES)
 
 
 def _own(name: str, pair: Any) -> Source:
