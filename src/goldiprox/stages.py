@@ -84,6 +84,11 @@ class RunConfig:
         return {**asdict(self), "data": self.data.recorded(), "device": pick_device(self.device).type}
 
 
+def fitting_sizes(num_train: int) -> dict[str, int]:
+    """Candidates and keep for a training side too small for the defaults."""
+    return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}
+
+
 class Progress(Protocol):
     """What shows progress: one stage at a time."""
 
@@ -166,10 +171,11 @@ class Stages:
             )
 
     def check_candidates(self) -> None:
-        if self.config.candidates > len(self.prepared.split.train):
+        if self.config.candidates > (num_train := len(self.prepared.split.train)):
+            fitting = " ".join(f"--{name} {value}" for name, value in fitting_sizes(num_train).items())
             raise ConfigError(
                 f"{self.config.candidates} candidates per step, but the training side has only "
-                f"{len(self.prepared.split.train):,} examples; lower --candidates"
+                f"{num_train:,} examples; lower --candidates: {fitting}"
             )
 
     def build(self, name: str, role: str, seed: int) -> nn.Module:

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from goldiprox.data.fingerprint import short
 from goldiprox.loop import OnStep
 
 # Without markup: names of files and messages may hold brackets.
@@ -58,6 +59,17 @@ def printable(text: str) -> str:
 
 def print_json(value: Any) -> None:
     out.file.write(json.dumps(value, indent=2) + "\n")
+
+
+def readable(value: Any) -> str:
+    """A value from a file or a result, for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {readable(v)}" for k, v in value.items())
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return short(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def facts(title: str, rows: list[list[str]]) -> Table:

@@ -14,7 +14,7 @@ from goldiprox.errors import MissingExtra
 from goldiprox.stages import RunConfig, Silent
 
 
-@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=0.1)
+@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None)
 def run(
     config: RunConfig,
     out_folder: o.OutFolder = None,

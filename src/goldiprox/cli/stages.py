@@ -21,7 +21,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.pipeline import run_folder
 from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
-from goldiprox.stages import Progress, RunConfig, Silent, Stages
+from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
 
 
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.OPTIMISER, o.MACHINE)
@@ -64,7 +64,8 @@ def irreducible(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
         f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
-    fitting = f" --candidates {len(losses) // 5} --keep {max(1, len(losses) // 50)}" if len(losses) < 640 else ""
+    sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}
+    fitting = "".join(f" --{name} {value}" for name, value in sizes.items())
     flags = o.data_flags(config, "proxy", "dropout")
     return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{flags}{fitting}")
 

@@ -1,30 +1,29 @@
 """Image sets as the Hugging Face hub lays them out: Parquet, encoded images, integer labels."""
 
-import io
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from goldiprox.errors import DataError, MissingExtra
+from goldiprox.data.images import MAX_EXPANSION, SMALL, Size, decode_images
+from goldiprox.errors import DataError
 from goldiprox.storage import read_file
 
 _LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
-# Not all that pillow knows: some formats it hands to other programs.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
-# Files come from strangers, and a small one can unfold into more than there is memory.
-MAX_EXPANSION, SMALL = 256, 2**26
 
 
-def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Images (n, channels, height, width) as bytes, labels (n,), and class names where the files give them."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("pillow", "demo", "reading images") from None
+def read_images(
+    paths: list[Path], *, size: Size | None = None, colour: bool | None = None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Images (n, channels, height, width) as bytes, labels (n,), and class names where the files give them.
+
+    Args:
+        paths: The files, in order.
+        size: Crop and resize to this; without it, all images must have one size.
+        colour: Three channels, whatever the images have.
+    """
     folder = paths[0].parent
     limit = max(SMALL, MAX_EXPANSION * sum(p.stat().st_size for p in paths if p.is_file()))
     encoded: list[bytes | None] = []
@@ -32,38 +31,8 @@ def read_images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, .
     class_names, *_ = [_read(path, encoded, labels, limit) for path in paths]
     if not encoded:
         raise DataError(f"{folder}: {paths[0].name} holds no examples")
-
-    def decode(id: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        try:
-            image = Image.open(io.BytesIO(encoded[id] or b""), formats=FORMATS)
-            channels = () if image.mode == "L" else (3,)
-            found = (image.height, image.width, *channels)
-            if shape is None and len(encoded) * int(np.prod(found, dtype=object)) > limit:
-                raise DataError(
-                    f"{folder}: {len(encoded):,} images of {found} would take more than {MAX_EXPANSION} times the "
-                    f"space of their files; make them smaller first"
-                )
-            if found != (shape or found):
-                raise DataError(
-                    f"{folder}: image {id} is {found}, image 0 is {shape}; make all images one size and mode first"
-                )
-            return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except DataError:
-            raise
-        except Exception as e:  # decoders raise whatever the bytes lead them to
-            raise DataError(f"{folder}: image {id} cannot be decoded ({e}); remove or replace it") from e
-
-    first = decode(0)
-    images = np.empty((len(encoded), *first.shape), np.uint8)
-
-    def fill(start: int) -> None:
-        for id in range(start, min(start + 1024, len(encoded))):
-            images[id] = decode(id, first.shape)
-
-    with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
-        list(pool.map(fill, range(0, len(encoded), 1024)))
-    images = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    return np.ascontiguousarray(images), np.concatenate(labels), class_names
+    x = decode_images(encoded, lambda id: f"image {id}", where=str(folder), limit=limit, size=size, colour=colour)
+    return x, np.concatenate(labels), class_names
 
 
 def _read(path: Path, encoded: list[bytes | None], labels: list[np.ndarray], limit: int) -> tuple[str, ...]:
