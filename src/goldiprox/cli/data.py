@@ -70,13 +70,14 @@ def _findings(found: dict[str, Any]) -> list[list[str]]:
             return "none"
         return f"{copies[name]:,}: " + some(f"{id} (as {of})" for id, of in copies["named"][name][:3])
 
+    constant_ids = f"{constant['train']:,}: {some(constant['named'], 3)}" if constant["train"] else "none"
     return [
         ["exact copies in train", pairs("within_train")],
         ["... with another label", pairs("contradicting")],
         ["test examples in train", pairs("test_in_train")],
-        ["constant inputs in train", f"{constant['train']:,}: {some(constant['named'], 3)}" if constant["train"] else "none"],
+        ["constant inputs in train", constant_ids],
         ["constant inputs in test", f"{constant['test']:,}" if constant["test"] else "none"],
-    ]  # fmt: skip
+    ]
 
 
 def _balance(labels: dict[str, Any], num_train: int, num_test: int) -> Any:

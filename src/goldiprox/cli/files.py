@@ -13,6 +13,7 @@ from goldiprox import sequence as sequences
 from goldiprox.artifacts import Header, read_header
 from goldiprox.cli import options as o
 from goldiprox.cli.console import facts, failure, out, print_json, readable, success
+from goldiprox.cli.suspects import show
 from goldiprox.data.fingerprint import short
 from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
@@ -34,13 +35,25 @@ def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
     raise CorruptFile(f"{path} is of kind {kind!r}, which this release does not know")
 
 
+@o.configured(o.DATA, data="")
 def inspect(
+    config: RunConfig,
     file: Annotated[Path, typer.Argument(help="A sequence or an irreducible table.")],
+    suspects: Annotated[
+        int | None,
+        typer.Option(help="Of a table: list so many labels that are probably wrong; needs --data, with its flags."),
+    ] = None,
+    csv: Annotated[str | None, typer.Option(help="With --suspects: write them to this file (-: to stdout).")] = None,
+    force: o.Force = False,
     json: o.Json = False,
 ) -> None:
-    """Show what a file holds and what it was made from."""
+    """Show what a file holds and what it was made from; with --suspects, which labels are probably wrong."""
     header = read_header(file)
     opened = _open(file, partial=True)
+    if suspects is not None:
+        return show(file, opened, config, count=suspects, csv=csv, force=force, json=json)
+    if csv is not None or config.data != DataConfig(data=""):
+        raise ConfigError("--csv and flags about data belong to --suspects N; add it")
     figures: dict[str, Any] = {"path": str(file), "kind": header.kind, "digest": opened.digest}
     if isinstance(opened, Sequence):
         figures |= {"complete": opened.complete, **asdict(sequences.statistics(opened))}
