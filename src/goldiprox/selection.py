@@ -297,6 +297,12 @@ class Selector:
         rows, known = self._chosen or (None, {})
         return {name: values[rows] for name, values in known.items()}
 
+    @property
+    def scores(self) -> Tensor:
+        """Of all candidates of the last choice."""
+        assert self._chosen is not None, "nothing was chosen yet"
+        return self._chosen[1]["score"]
+
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}
 

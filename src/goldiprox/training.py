@@ -21,6 +21,7 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.recording import Job, Recording
 from goldiprox.sequence import Digest, Sequence
+from goldiprox.tracking import Tracker, curves
 
 
 def replay(
@@ -39,6 +40,7 @@ def replay(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    track: Tracker | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> History:
     """Trains a model on a recorded sequence, step by step, in order.
@@ -61,6 +63,7 @@ def replay(
         eval_every: Steps between evaluations.
         on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        track: Gets every evaluation under the name ``train``, see `goldiprox.tracking`.
         checkpoints: Where to save how far it is.
     """
     if not len(sequence):
@@ -105,7 +108,7 @@ def replay(
         evaluate=evaluate,
         eval_every=eval_every,
         rate=rate_of(model, example, loss=loss, forward=forward),
-        on_record=on_record,
+        on_record=curves(track, "train", on_record),
         on_step=on_step,
         checkpoints=checkpoints,
         saved=saved,

@@ -84,6 +84,10 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Continue an unfinished run (done by itself where --out holds one).")
 ]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Curves for tensorboard, wandb, mlflow or trackio, too; may be given several times."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
 OutFolder = Annotated[

@@ -21,6 +21,7 @@ def run(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
@@ -33,6 +34,7 @@ def run(
         every=checkpoint_every,
         stop=stop,
         progress=progress,
+        track=track or (),
     )
     try:
         from goldiprox.report.figures import draw_run

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from goldiprox import tracking
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
@@ -18,7 +19,7 @@ from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.pipeline import run_folder
+from goldiprox.pipeline import TRACKING, run_folder
 from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
 from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
@@ -87,6 +88,7 @@ def select(
         int, typer.Option(help="Under torchrun: passes that candidates are scored in; a multiple of the ranks' number.")
     ] = 8,
     rank_timeout: RankTimeout = RANK_SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
@@ -96,6 +98,7 @@ def select(
             f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "
             f"made by `goldiprox irreducible`"
         )
+    tracking.require(track or ())
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
@@ -110,7 +113,11 @@ def select(
             stages.require_same_data(str(irreducible), table.data or {}, table.config, table.parents)
         names = tuple(c.strip() for c in columns.split(",") if c.strip())
         together = {"group": ranks, "pieces": pieces} if ranks else {}
-        recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
+        place = out_file.with_name(f"{out_file.name}.tracking")
+        with tracking.open_tracker(
+            (track or ()) if first else (), place, config=config.settings(), resume=checkpoints.continues
+        ) as stages.track:
+            recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
         if save_proxy is not None and first:
             save_weights(proxy, save_proxy)
     if not first:
@@ -148,9 +155,11 @@ def train(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Train the large model on a sequence: metrics.jsonl, model.safetensors, result.json."""
+    tracking.require(track or ())
     opened = Sequence.open(sequence, partial=partial, follow=follow, timeout=timeout)
     stages = Stages(config, progress=_progress(json))
     header = opened.header
@@ -166,7 +175,14 @@ def train(
         every=checkpoint_every,
         stop=stop,
     ) as (folder, stages.checkpoints):
-        with JsonLines(folder / "metrics.jsonl") as metrics:
+        tracked = tracking.open_tracker(
+            track or (),
+            folder / TRACKING,
+            name=folder.name,
+            config=config.settings(),
+            resume=stages.checkpoints.continues,
+        )
+        with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
             history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
         save_weights(model, folder / "model.safetensors")
         result = {
