@@ -1,9 +1,12 @@
 """TensorBoard, W&B, MLflow and trackio as trackers. Each is imported when it is asked for."""
 
+import contextlib
+import contextvars
 import importlib
 import importlib.util
 import json
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -42,25 +45,27 @@ class WandB:
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], memory: Memory):
         wandb: Any = importlib.import_module("wandb")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)  # in which it makes a folder of its own name
         memory.run = memory.run or uuid.uuid4().hex[:12]
         self._run = wandb.init(
             project=PROJECT,
             name=name,
             id=memory.run,
             resume="allow",
-            dir=str(folder),
+            dir=str(folder.parent),
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),
         )
         self._stages: set[str] = set()
+        self._memory = memory
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         if stage not in self._stages:  # every stage counts its own steps
             self._stages.add(stage)
             self._run.define_metric(f"{stage}/step", hidden=True)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
-        self._run.log({f"{stage}/{name}": value for name, value in {"step": step, **values}.items()})
+        named = {f"{stage}/{name}": value for name, value in {"step": step, **values}.items()}
+        self._run.log(named, step=self._memory.count)  # its own count would begin anew in a continued offline run
 
     def finish(self) -> None:
         self._run.finish()
@@ -98,21 +103,20 @@ class Trackio:
         trackio: Any = importlib.import_module("trackio")
         resumes = "must" if memory.run else "never"
         memory.run = memory.run or f"{name}-{uuid.uuid4().hex[:6]}"  # a name is all that it knows a run by
-        self._run = trackio.init(
-            PROJECT,
-            memory.run,
-            config=dict(config),
-            resume=resumes,
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        # In a context of its own, so that the end of the process does not finish it once more; what it prints is not
+        # a result of ours.
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run = contextvars.copy_context().run(
+                trackio.init, PROJECT, memory.run, config=dict(config), resume=resumes, **quiet
+            )
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         self._run.log({f"{stage}/{name}": value for name, value in values.items()}, step=step)
 
     def finish(self) -> None:
-        self._run.finish()
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()
 
 
 Make = Callable[[Path, str, Mapping[str, Any], Memory], Tracker]

@@ -83,7 +83,7 @@ class Trackers:
 
 
 class Memory:
-    """What a tracker must know to go on with the same curves: the name of its run, and how far each stage is.
+    """What a tracker must know to go on with the same curves: its run, how far each stage is, how much came in all.
 
     Args:
         path: A small JSON file beside the run.
@@ -94,6 +94,7 @@ class Memory:
         self.path = path
         self.run: str | None = None
         self.steps: dict[str, int] = {}
+        self.count = 0
         if fresh or not path.exists():
             path.unlink(missing_ok=True)
             return
@@ -101,12 +102,14 @@ class Memory:
             content = json.loads(path.read_text())
             self.run = None if content["run"] is None else str(content["run"])
             self.steps = {str(stage): int(step) for stage, step in content["steps"].items()}
+            self.count = int(content["count"])
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise CorruptFile(f"{path} cannot be read ({e}); remove it, and the curves begin anew") from e
 
     def save(self) -> None:
+        content = {"run": self.run, "steps": self.steps, "count": self.count}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps({"run": self.run, "steps": self.steps}, indent=2).encode())
+        write_atomically(self.path, json.dumps(content, indent=2).encode())
 
 
 class Background:
@@ -160,6 +163,7 @@ class Background:
             try:
                 self._tracker.log(stage, step, values)
                 self._memory.steps[stage] = step
+                self._memory.count += 1
                 self._memory.save()
             except Exception as e:
                 self._give_up(e)
