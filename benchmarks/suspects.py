@@ -3,9 +3,10 @@
     pip install cleanlab
     OMP_NUM_THREADS=1 python benchmarks/suspects.py --data mnist --seeds 0 1 2
 
-A tenth of the labels is replaced by uniform ones, so some 9% are wrong. Predictions for them
-come from a holdout model on a clean holdout, one on a holdout as noisy as the rest, and cross-fitting without a holdout. Average precision (1: all wrong labels before all right ones) of every order; mean (lowest to highest) of the seeds. Fails where
-ours has less than the floor, or less than cleanlab's default, in the mean of the seeds.
+A tenth of the labels is replaced by uniform ones, so some 9% are wrong. Predictions come from a holdout model on a
+clean holdout, from one on a holdout as noisy as the rest, and from cross-fitting without one. Average precision (1: all
+wrong labels before all right ones) of every order; mean (lowest to highest) of the seeds. Fails where ours has less
+than the floor, or less than cleanlab's default, in the mean of the seeds.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from goldiprox.loop import outputs
 from goldiprox.prepare import DataConfig
 from goldiprox.split import k_fold
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, suspects
+from goldiprox.suspects import average_precision, find_suspects
 
 WAYS = {
     "clean holdout": {"holdout": 0.5, "holdout_noise": 0.0, "num_folds": 0},
@@ -49,7 +50,7 @@ def measure(data: str, proxy: str, seed: int, *, holdout: float, holdout_noise: 
         logits[torch.as_tensor(part)] = torch.cat([o.cpu() for _, o in outputs(model, stages.data, part)]).double()
     probabilities = logits[torch.as_tensor(ids)].softmax(1).numpy()
     wrong = stages.prepared.truth.mislabelled
-    found = suspects(table, stages.data)
+    found = find_suspects(table, stages.data)
     result = {OURS: average_precision(wrong[found.ids])}
     result[LOSS] = average_precision(wrong[ids[np.argsort(-table.values.numpy()[ids], kind="stable")]])
     for method, name in METHODS.items():

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "goldiprox"
-HEAVY = ("matplotlib", "mlxtend", "lightning", "transformers", "ray", "pandas", "sklearn", "PIL", "typer", "rich")
+HEAVY = ("matplotlib", "mlxtend", "lightning", "transformers", "ray", "pandas", "sklearn", "PIL", "typer", "rich",
+         "tensorboard", "wandb", "mlflow", "trackio", "cleanlab")  # fmt: skip
 
 
 def imported_by(statement: str) -> list[str]:

@@ -13,7 +13,7 @@ from conftest import make_mlp
 from goldiprox.irreducible import Rivals, describe, rivals
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, judge, suspects
+from goldiprox.suspects import average_precision, find_suspects, judge
 from test_cli import goldiprox  # noqa: F401
 
 
@@ -28,14 +28,14 @@ def test_order_prediction_and_probability(blobs):
     log_probs = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)).log_softmax(1)
     losses = -log_probs[torch.arange(400), blobs.y]
     table = gp.IrreducibleLosses(losses, data=describe(blobs), rivals=rivals(log_probs, blobs.y))
-    found = suspects(table, blobs)
+    found = find_suspects(table, blobs)
     ids = torch.as_tensor(found.ids)
     np.testing.assert_array_equal(found.predicted, log_probs[ids].argmax(1))
     np.testing.assert_allclose(found.probability, log_probs[ids].max(1).values.exp(), rtol=1e-5)
     np.testing.assert_allclose(found.irreducible, losses[ids], rtol=1e-6)
     others = log_probs.scatter(1, blobs.y[:, None], -torch.inf).max(1).values
     np.testing.assert_array_equal(found.ids, (-(others + losses)).argsort(stable=True))
-    plain = suspects(gp.IrreducibleLosses(losses, data=describe(blobs)), blobs)
+    plain = find_suspects(gp.IrreducibleLosses(losses, data=describe(blobs)), blobs)
     np.testing.assert_array_equal(plain.ids, (-losses).argsort(stable=True))
     assert (plain.predicted == -1).all()
     assert np.isnan(plain.probability).all()
@@ -55,7 +55,7 @@ def test_the_file_keeps_what_is_held_against_labels(tmp_path, blobs):
     model.eval()
     with torch.no_grad():
         predicted = model(blobs.x).argmax(1)
-    found = suspects(again, blobs)
+    found = find_suspects(again, blobs)
     np.testing.assert_array_equal(found.predicted, predicted[found.ids])
 
 
@@ -65,7 +65,7 @@ def test_rivals_from_strangers_are_not_believed(blobs):
         table = gp.IrreducibleLosses(
             losses, data=describe(blobs), rivals=Rivals(torch.full((400,), rival), torch.full((400,), margin))
         )
-        assert (suspects(table, blobs).predicted == -1).all()
+        assert (find_suspects(table, blobs).predicted == -1).all()
 
 
 def test_tasks_without_classes_have_no_rivals(blobs):
@@ -94,7 +94,7 @@ def found_in(config: DataConfig, **settings):
     table, models, _ = stages.irreducible()
     wrong = stages.prepared.truth.mislabelled
     assert 0.08 < wrong[table.ids].mean() < 0.1
-    return suspects(table, stages.data), wrong, stages, models
+    return find_suspects(table, stages.data), wrong, stages, models
 
 
 def test_wrong_labels_of_mnist5k_are_found():

@@ -39,7 +39,7 @@ class Suspects:
         return len(self.ids)
 
 
-def suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
+def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
     """Orders the labels of a data set by how much the holdout model holds against them. Equal ones stay in order of id.
 
     Args:

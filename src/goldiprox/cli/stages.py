@@ -12,7 +12,7 @@ from goldiprox import tracking
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
-from goldiprox.cli.console import Bars, next_command, out, percent, print_json
+from goldiprox.cli.console import Bars, next_command, out, percent, print_json, show_trackers
 from goldiprox.cli.ranks import RANK_SECONDS, RankTimeout, started_ranks
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
@@ -138,6 +138,7 @@ def select(
         f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
         f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
     )
+    show_trackers(track or (), out_file.with_name(f"{out_file.name}.tracking"))
     model = "mlp512" if config.data.data in SOURCES else config.proxy
     return next_command(f"train --sequence {quote(str(recording.path))} --model {model}{o.data_flags(config)}")
 
@@ -202,6 +203,7 @@ def train(
         f"{config.model} after {history.steps:,} steps: accuracy {percent(result['accuracy'])} "
         f"({history.cost.seconds:.1f} s of training). Files: {folder}"
     )
+    show_trackers(track or (), folder / TRACKING)
     return next_command(f"inspect {quote(str(sequence))}")
 
 

@@ -10,7 +10,7 @@ from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import as_csv, judge, rows, suspects
+from goldiprox.suspects import as_csv, find_suspects, judge, rows
 
 
 def show(
@@ -36,7 +36,7 @@ def show(
     stages.require_same_data(str(file), opened.data or {}, opened.config, opened.parents)
     damaged = bool(config.data.noise or config.data.holdout_noise)
     truth = stages.prepared.truth if damaged else None
-    found = suspects(opened, stages.data)
+    found = find_suspects(opened, stages.data)
     records = list(rows(found, stages.data, count=count, truth=truth))
     judged = judge(truth.mislabelled[found.ids], count) if truth else None
     if csv == "-":
