@@ -317,7 +317,7 @@ def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarra
     ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
     parts = np.split(ids, ends[:-1])
     rows = max(len(part) for part in parts)
-    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings).view(-1, 3)
+    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings).view(len(parts[ranks.rank]), 3)
     everyone = ranks.gather(nn.functional.pad(mine, (0, 0, 0, rows - len(mine))).to(ranks.device)).cpu()
     return torch.cat([found[: len(part)] for found, part in zip(everyone, parts, strict=True)])
 

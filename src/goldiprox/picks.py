@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from goldiprox.errors import ConfigError
@@ -51,10 +52,10 @@ class Picks:
         if not waiting:
             return
         self._count(np.concatenate([ids.numpy() for ids, _ in waiting]))
-        scores = [s.float().cpu().numpy() for _, s in waiting if s is not None]
+        scores = [s for _, s in waiting if s is not None]
         if not scores:
             return
-        ordered = np.sort(np.stack(scores), axis=1)
+        ordered = np.sort(torch.stack(scores).float().cpu().numpy(), axis=1)  # one copy, where they lie on a GPU
         rows = [round(q * (ordered.shape[1] - 1)) for q in QUANTILES.values()]
         for quantiles in ordered[
             :, rows

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Sequence_
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -113,7 +113,7 @@ def run(
     every: float = SECONDS,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
-    track: Sequence_[str] = (),
+    track: Seq[str] = (),
 ) -> dict[str, Any]:
     """Does all of it, and leaves every file of it in one folder; see `run_folder` for its arguments.
 
