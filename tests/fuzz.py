@@ -33,6 +33,7 @@ from goldiprox import artifacts, follow, lazy, messages, receipts, sequence
 from goldiprox import irreducible as irreducible_module
 from goldiprox.data import parquet
 from goldiprox.errors import GoldiproxError
+from goldiprox.irreducible import Rivals
 
 MEMORY = 8 * 2**30  # address space beyond which an allocation is a finding; torch alone maps a few GiB
 VALUES = [0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**62, 2**63, 2**64, -(2**63), 10**400, 0.5, 1e308, float("nan"), True]
@@ -61,7 +62,8 @@ def sequence_seed(folder: Path) -> bytes:
 def irreducible_seed(folder: Path) -> bytes:
     values = torch.full((300,), torch.nan)
     values[::7] = 0.25
-    table = gp.IrreducibleLosses(values, data={"fingerprint": "sha256:0", "length": 300}, parents={"split": "x"})
+    data, rivals = {"fingerprint": "sha256:0", "length": 300}, Rivals(values.floor().nan_to_num(), values)
+    table = gp.IrreducibleLosses(values, data=data, parents={"split": "x"}, rivals=rivals)
     return table.save(folder / "seed.arrow", force=True).read_bytes()
 
 

@@ -1,10 +1,12 @@
 """The command line as users meet it: what it prints, what it leaves, what it refuses."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -516,15 +518,68 @@ class TestInspectAndVerify:
         assert (code, "\x1b[2J" in err) == (1, False)
 
 
-def test_data_list_and_check(goldiprox, real_data):
+def test_data_list(goldiprox, tmp_path):
+    (tmp_path / "mnist").mkdir()
     code, out, _ = goldiprox("data", "list", "--json")
     assert code == 0
-    assert set(json.loads(out)) == {"mnist5k", "mnist", "qmnist", "cifar10", "cinic10"}
-    code, out, _ = goldiprox("data", "check", "mnist", "--data-dir", real_data, "--json")
-    assert json.loads(out)["train"] == 60_000
+    listed = json.loads(out)
+    assert set(listed) == {"mnist5k", "mnist", "qmnist", "cifar10", "cinic10"}
+    assert {name for name, about in listed.items() if about["present"]} == {"mnist5k", "mnist"}
+    assert listed["cinic10"]["where"] == "cinic10"
+    assert listed["cifar10"]["shape"] == [3, 32, 32]
+    code, out, _ = goldiprox("data", "list")
+    assert code == 0
+    assert "huggingface.co/datasets/uoft-cs/cifar10" in out
+    assert "huggingface.co/datasets/ylecun/mnist" not in out  # which is there
+
+
+def test_data_check(goldiprox, tmp_path):
+    (tmp_path / "checked_data.py").write_text(
+        "import torch\n"
+        "x = torch.arange(10).float()[:, None] + torch.arange(2)\n"
+        "x[4], x[7], x[9] = x[1], x[2], torch.zeros(2)\n"
+        "pairs = lambda x, y: [(a, b) for a, b in zip(x, y)]\n"
+        "tested = x[[0, 3]] + torch.tensor([[0.5], [0]])\n"
+        "def load(): return pairs(x, [0, 1, 0, 1, 1, 0, 1, 1, 0, 1]), pairs(tested, [0, 1])\n"
+    )
+    code, out, err = goldiprox("data", "check", "checked_data:load", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["train"], found["test"], found["input_shape"], found["classes"]) == (10, 2, [2], 2)
+    assert found["copies"]["named"] == {
+        "within_train": [[4, 1], [7, 2]],
+        "contradicting": [[7, 2]],
+        "test_in_train": [[1, 3]],
+    }
+    assert found["constant"] == {"train": 1, "test": 0, "named": [9]}
+    assert [c["train"] for c in found["labels"]["by_class"]] == [4, 6]
+    assert (found["labels"]["lowest"], found["labels"]["highest"]) == (0, 1)
+    assert found["fingerprint"] == gp.fingerprint(gp.load("checked_data:load").train)
+    code, out, _ = goldiprox("data", "check", "checked_data:load")
+    assert code == 0
+    assert "1: 7 (as 2)" in out
     code, out, _ = goldiprox("data", "check")
     assert code == 0
     assert "4,000" in out
+
+
+def test_data_check_of_real_data(goldiprox, real_data):
+    code, out, _ = goldiprox("data", "check", "mnist", "--data-dir", real_data, "--json")
+    found = json.loads(out)
+    assert found["train"] == 60_000
+    assert (found["copies"]["within_train"], found["copies"]["test_in_train"]) == (0, 0)
+
+
+def test_completion_completes():
+    """As a shell asks for it, once `goldiprox --install-completion` has told it to."""
+    script = Path(sys.executable).with_name("goldiprox")
+    if not script.exists():
+        pytest.skip("the command is not installed beside this interpreter")
+    words = {"_GOLDIPROX_COMPLETE": "complete_bash", "COMP_WORDS": "goldiprox ins", "COMP_CWORD": "1"}
+    done = subprocess.run([script], env={**os.environ, **words}, capture_output=True, text=True)
+    assert done.stdout.split() == ["inspect"], done.stderr
+    shown = subprocess.run([script, "--show-completion", "zsh"], capture_output=True, text=True)
+    assert "_GOLDIPROX_COMPLETE=complete_zsh" in shown.stdout
 
 
 def test_deterministic_excludes_kernels_that_vary(goldiprox):

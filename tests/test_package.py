@@ -21,7 +21,8 @@ FRAMEWORKS = (
     "torchdata",
     "transformers",
 )
-HEAVY = ("matplotlib", "mlxtend", "ray", "pandas", "sklearn", "PIL", "typer", "rich", *FRAMEWORKS)
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "cleanlab")
+HEAVY = ("matplotlib", "mlxtend", "ray", "pandas", "sklearn", "PIL", "typer", "rich", *FRAMEWORKS, *TRACKERS)
 EVERY_NAME = "import goldiprox as gp\nfor name in gp.__all__: getattr(gp, name)"
 
 

@@ -61,6 +61,10 @@ from goldiprox.sharded import save_training as save_training
 from goldiprox.split import Split as Split
 from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold
+from goldiprox.suspects import Suspects as Suspects
+from goldiprox.suspects import find_suspects as find_suspects
+from goldiprox.tracking import Tracker as Tracker
+from goldiprox.tracking import open_tracker as open_tracker
 from goldiprox.training import record_and_train as record_and_train
 from goldiprox.training import replay as replay
 from goldiprox.training import replay_many as replay_many

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from goldiprox.data import Batch, TensorData
 from goldiprox.errors import CorruptFile
 from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.picks import Picks
 from goldiprox.selection import CandidateSampler, Scored, Selector
 from goldiprox.sequence import Digest, SequenceWriter
 
@@ -22,7 +23,8 @@ def choose(
 ) -> Choices:
     """Loads all candidates, from the selector's step on, and keeps some."""
     for batch in load(sampler.batches(select.step)):
-        yield select(model, batch), select.chosen
+        kept = select(model, batch)
+        yield kept, {**select.chosen, "scores": select.scores}
 
 
 def choose_by_id(
@@ -93,7 +95,7 @@ class Selecting:
                 table = self.select.irreducible
                 known = table[ids] if isinstance(table, IrreducibleLosses) else None
                 Scored(first + row, ids, values["scores"][row], None, known).check()
-            self.on_kept(values["id"][row], {name: values[name][row] for name in self.columns})
+            self.on_kept(values["id"][row], {name: values[name][row] for name in ("scores", *self.columns)})
             self.select.step += 1
             self.select.num_scored += self.num_scored
 
@@ -129,8 +131,8 @@ class Behind:
 class Recorder:
     """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for."""
 
-    def __init__(self, keep: int, *, in_memory: bool, every: int):
-        self.keep, self.every = keep, every
+    def __init__(self, keep: int, *, in_memory: bool, every: int, picks: Picks | None = None):
+        self.keep, self.every, self.picks = keep, every, picks
         self.in_memory: list[Tensor] | None = [] if in_memory else None
         self.writer: SequenceWriter | None = None
         self._hash = Digest()
@@ -148,8 +150,15 @@ class Recorder:
             self._hash.update(ids.numpy())
             if self.in_memory is not None:
                 self.in_memory.append(ids.clone())
+            if self.picks:
+                self.picks.add(ids, values)
             if self.writer:
                 self.writer.append(ids, values)
+
+    def figures(self) -> dict[str, float]:
+        """Of what was taken down."""
+        self.flush()
+        return self.picks.figures() if self.picks else {}
 
     @property
     def digest(self) -> str:
@@ -160,16 +169,35 @@ class Recorder:
         self.flush()
         if self.writer:
             self.writer.flush()
-        return {"digest": self.digest, "ids": None if self.in_memory is None else torch.cat(self.in_memory)}
+        ids = None if self.in_memory is None else torch.cat(self.in_memory)
+        return {"digest": self.digest, "ids": ids, "picks": self.picks.state() if self.picks else {}}
 
-    def restore(self, blocks: Iterable[np.ndarray], digest: str) -> None:
-        """Goes on after these ids, some at a time, which must be those of a checkpoint."""
+    def restore(self, blocks: Iterable[np.ndarray], state: Mapping[str, Any]) -> None:
+        """Goes on after these ids, some at a time, which must be those of a checkpoint with this state."""
         for ids in blocks:
             self._hash.update(ids)
             if self.in_memory is not None:
                 self.in_memory.append(torch.from_numpy(ids))
-        if self.digest != digest:
+            if self.picks:
+                self.picks.restore([ids], state.get("picks", {}))
+        if self.digest != state["digest"]:
             raise CorruptFile(
                 "the sequence so far is not the one that the checkpoint belongs to; "
                 "add --force (force=True) to start over"
             )
+
+
+def given(
+    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: Recorder
+) -> tuple[Any, ...]:
+    """Choices made beforehand, as the parts of a feed."""
+
+    def rows(first: int, count: int) -> Tensor:
+        taken = [ids for ids, _ in chosen[first : first + count]]
+        return torch.stack(taken) if taken else torch.empty(0, recorder.keep)
+
+    def written(first: int, values: Mapping[str, Tensor]) -> None:
+        for ids, figures in chosen[first : first + len(values["id"])]:
+            recorder.append(ids, figures)
+
+    return rows, eager, written

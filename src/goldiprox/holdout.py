@@ -25,7 +25,7 @@ from goldiprox.forward import (
     device_of,
     in_precision,
 )
-from goldiprox.irreducible import IrreducibleLosses, describe, fill
+from goldiprox.irreducible import IrreducibleLosses, Rivals, describe, fill, rivals
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
 from goldiprox.optim import TrainingConfig
@@ -249,6 +249,46 @@ def score(
         batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
         num_workers: Loading processes, for data that is not resident.
     """
+    return _scored(il_model, data, ids, loss, forward, batch_size, num_workers, _losses)
+
+
+def assess(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+) -> Float[Tensor, "n 3"]:
+    """What `score` gives, and beside each loss the `rivals` of its label; NaN where the output is not class logits."""
+    return _scored(il_model, data, ids, loss, forward, batch_size, num_workers, _losses_and_rivals)
+
+
+def _losses(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
+    losses = loss(output, batch.y)
+    check_losses(losses, batch.num_examples)
+    return losses.float()
+
+
+def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
+    losses = _losses(loss, output, batch)
+    if loss is not cross_entropy or output.shape[1] < 2:
+        return torch.stack([losses, *[torch.full_like(losses, torch.nan)] * 2], 1)
+    return torch.stack([losses, *rivals(output.float(), batch.y)], 1)
+
+
+def _scored(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    loss: PerExampleLoss,
+    forward: Forward,
+    batch_size: int | None,
+    num_workers: int | None,
+    figures: Callable[[PerExampleLoss, Any, Batch], Tensor],
+) -> Tensor:
     size = batch_size or passes_of(device_of(il_model))
     parts, done = [], 0
     while done < len(ids):
@@ -256,9 +296,7 @@ def score(
             for batch, output in outputs(
                 il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
             ):
-                losses = loss(output, batch.y)
-                check_losses(losses, batch.num_examples)
-                parts.append(losses.float())
+                parts.append(figures(loss, output, batch))
                 done += batch.num_examples
         except torch.cuda.OutOfMemoryError:
             if batch_size is not None or size == 1:
@@ -267,24 +305,24 @@ def score(
     return torch.cat(parts).cpu() if parts else torch.empty(0)
 
 
-def score_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
-    """What `score` gives, each rank having scored a share: whole passes, so that every pass is one that `score` makes.
+def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
+    """What `assess` gives, each rank having scored a share: whole passes, so that every pass is one that it makes.
 
     Args:
         ranks: Every one of them calls this, with the same model.
         il_model: The model.
         data: The base data set.
         ids: The examples to score, over all ranks.
-        settings: As for `score`, without `batch_size`.
+        settings: As for `assess`, without `batch_size`.
     """
     size = passes_of(device_of(il_model))
     num_passes = -(-len(ids) // size)
     ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
     parts = np.split(ids, ends[:-1])
     rows = max(len(part) for part in parts)
-    mine = score(il_model, data, parts[ranks.rank], batch_size=size, **settings)
-    everyone = ranks.gather(nn.functional.pad(mine, (0, rows - len(mine))).to(ranks.device)).cpu()
-    return torch.cat([losses[: len(part)] for losses, part in zip(everyone, parts, strict=True)])
+    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings).view(len(parts[ranks.rank]), 3)
+    everyone = ranks.gather(nn.functional.pad(mine, (0, 0, 0, rows - len(mine))).to(ranks.device)).cpu()
+    return torch.cat([found[: len(part)] for found, part in zip(everyone, parts, strict=True)])
 
 
 def passes_of(device: torch.device | str) -> int:
@@ -350,7 +388,7 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
-    values = torch.full((len(unwrap(data)),), torch.nan)
+    values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports, total = [], [], Cost()
     for number, (learn, target) in enumerate(parts):
         model = make_model(number)
@@ -375,23 +413,28 @@ def irreducible_losses(
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         scored = scores and scores.start({"split": digest_ids(target)}, torch.device("cpu"))
         if scored:
-            losses = scored.state["losses"]
+            found = scored.state["found"]
         else:
             lowered = in_precision(forward, config.training.precision)
             with total.timed(), seeded(derive("scoring", seed), device_of(model)):
                 settings: dict[str, Any] = {"loss": loss, "forward": lowered}
                 if scoring:
-                    losses = scoring(model, data, target, **settings, folder=scores and scores.folder)
+                    found = scoring(model, data, target, **settings, folder=scores and scores.folder)
                 elif ranks:
-                    losses = score_together(ranks, model, data, target, **settings, num_workers=num_workers)
+                    found = assess_together(ranks, model, data, target, **settings, num_workers=num_workers)
                 else:
-                    losses = score(model, data, target, **settings, num_workers=num_workers)
+                    found = assess(model, data, target, **settings, num_workers=num_workers)
         if scores:
-            scores.save(len(target), {"losses": losses})
+            scores.save(len(target), {"found": found})
         total.add(report.rate, scored=len(target))
-        fill(values, torch.as_tensor(target), losses)
+        fill(values[:, 0], torch.as_tensor(target), found[:, 0])
+        values[torch.as_tensor(target), 1:] = found[:, 1:]
         models.append(model)
         reports.append(report)
     described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
-    table = IrreducibleLosses(values, data=describe(data), config=described, parents={"split": split.digest})
+    losses, rival, margin = values.unbind(1)
+    against = None if margin.isnan().all() else Rivals(rival, margin)
+    table = IrreducibleLosses(
+        losses, data=describe(data), config=described, parents={"split": split.digest}, rivals=against
+    )
     return table, models, reports, total

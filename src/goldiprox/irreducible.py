@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,25 @@ Combined = Literal["losses", "probabilities"]
 MAX_UNSEEN, MAX_SPREAD = 2**20, 256
 
 
+class Rivals(NamedTuple):
+    """What a holdout model holds against every label; NaN where that is not known.
+
+    Attributes:
+        rival: The likeliest class other than the label.
+        margin: By how much: the rival's log-probability minus the label's. Above 0, the model predicts the rival.
+    """
+
+    rival: Float[Tensor, " n"]
+    margin: Float[Tensor, " n"]
+
+
+def rivals(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Rivals:
+    """The likeliest class beside each label, and by how much it is likelier."""
+    own = logits.gather(1, labels[:, None])
+    best = logits.scatter(1, labels[:, None], -torch.inf).max(1)
+    return Rivals(best.indices.float(), best.values - own[:, 0])
+
+
 class IrreducibleLosses:
     """One number per training example; NaN for every other example of the base data set.
 
@@ -41,6 +60,8 @@ class IrreducibleLosses:
         values: One entry per example of the base data set.
         data: Fingerprint and length of that data set; None where it is not to be checked.
         config: How the losses were made.
+        parents: Digests of what they were made from.
+        rivals: What the holdout model holds against each label, where it is a classifier.
     """
 
     def __init__(
@@ -50,6 +71,7 @@ class IrreducibleLosses:
         data: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
         parents: dict[str, str] | None = None,
+        rivals: Rivals | None = None,
     ):
         infinite = values.isinf().nonzero().flatten().tolist()
         if infinite:
@@ -62,6 +84,7 @@ class IrreducibleLosses:
         self._padded = torch.cat([values.detach().float().cpu(), torch.full((1,), torch.nan)])
         self.values = self._padded[:-1]
         self.data, self.config, self.parents = data, config or {}, parents or {}
+        self.rivals = rivals
         self._on: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
@@ -169,20 +192,26 @@ class IrreducibleLosses:
         return cls(known, data=tables[0].data, config=described, parents=parents)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Writes the table: columns ``id`` and ``irreducible``."""
+        """Writes the table: columns ``id`` and ``irreducible``, and where they are known ``rival`` and ``margin``."""
         if self.data is None:
             raise DataError("these irreducible losses name no data set; make them with data=gp.describe(dataset)")
+        ids, known = self.ids, {}
+        if self.rivals is not None:
+            known = {
+                "rival": self.rivals.rival.numpy()[ids].astype(np.int64),
+                "margin": self.rivals.margin.numpy()[ids],
+            }
+        types = {"rival": id_type(int(known["rival"].max(initial=0)) + 1), "margin": "float32"} if known else {}
         header = Header(
             kind=KIND,
             data=self.data,
             config=self.config,
             parents=self.parents,
-            columns={"id": id_type(len(self)), "irreducible": "float32"},
+            columns={"id": id_type(len(self)), "irreducible": "float32", **types},
         )
-        ids = self.ids
         writer = TableWriter(Path(path), header, force=force)
         try:
-            writer.append({"id": ids, "irreducible": self.values.numpy()[ids]})
+            writer.append({"id": ids, "irreducible": self.values.numpy()[ids], **known})
             writer.close()
         finally:
             writer.abandon()
@@ -221,9 +250,17 @@ class IrreducibleLosses:
             raise NonFiniteError(
                 f"{path}: the losses of ids {some(bad.tolist())} are not finite; make it again", ids=bad
             )
-        values = np.full(length, np.nan, np.float32)
-        values[ids] = losses
-        return cls(torch.from_numpy(values), data=header.data, config=header.config, parents=header.parents)
+
+        def spread(column: np.ndarray) -> Tensor:
+            values = np.full(length, np.nan, np.float32)
+            values[ids] = column
+            return torch.from_numpy(values)
+
+        known = None
+        if columns.get("margin") == "float32" and "rival" in columns:
+            known = Rivals(spread(table.column("rival")), spread(table.column("margin")))
+        made = {"data": header.data, "config": header.config, "parents": header.parents}
+        return cls(spread(losses), **made, rivals=known)
 
 
 def describe(data: Any) -> dict[str, Any]:

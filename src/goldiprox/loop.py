@@ -63,6 +63,7 @@ class Task:
         evaluate: Gives figures for the model as it is.
         eval_every: Steps between evaluations; the last step is always evaluated.
         rate: The model's FLOPs per example, for the bill.
+        figures: Gives more figures for every evaluation.
         num_scored: How many examples `batches` has scored with this model so far, for the bill.
         on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
@@ -82,6 +83,7 @@ class Task:
     evaluate: Evaluate | None = None
     eval_every: int | None = None
     rate: Rate | None = None
+    figures: Callable[[], Mapping[str, float]] = dict
     num_scored: Callable[[], int] = lambda: 0
     on_record: OnRecord | None = None
     on_step: OnStep | None = None
@@ -170,7 +172,7 @@ class _Run:
             return
         start = time.perf_counter()
         with preserved(self.device), kept_modes(task.model):  # whatever it does, training goes on as if it had not
-            figures = dict(task.evaluate(task.model))
+            figures = {**task.figures(), **task.evaluate(task.model)}
         history.cost.evaluation_seconds += time.perf_counter() - start
         self.latest = {
             "step": history.steps,

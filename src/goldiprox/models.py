@@ -1,5 +1,6 @@
 """The paper's models, and what a model costs."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,8 @@ class SmallCNN(nn.Sequential):
         for out_channels in (64, 128, 256):
             layers += [nn.Conv2d(channels, out_channels, 3), nn.MaxPool2d(2), nn.ReLU()]
             channels, height, width = out_channels, (height - 2) // 2, (width - 2) // 2
+        if min(height, width) < 1:
+            raise ValueError(f"it needs images of at least 22x22 pixels; these have {input_shape[1]}x{input_shape[2]}")
         layers.append(nn.Flatten())
         fan_in = channels * height * width
         for size in (128, 256):
@@ -112,19 +115,36 @@ def build(
 ) -> nn.Module:
     """A model of this name (built-in, or ``package.module:callable``), its weights drawn from the seed.
 
-    A callable of the user's own is called with ``(input_shape, num_classes)``.
+    A callable of the user's own is called with ``(input_shape, num_classes)``; one that takes less, with
+    ``num_classes=`` or with nothing.
     """
     make = resolve("model", name, MODELS)
     with seeded(derive("initial weights", seed)):
         try:
-            model = make(input_shape, num_classes, **options)
+            model = _call(make, input_shape, num_classes, options)
         except (TypeError, ValueError, RuntimeError) as e:
             raise ModelMismatch(
-                f"model {name!r} cannot be made for inputs of shape {input_shape} and {num_classes} classes: {e}"
+                f"model {name!r} cannot be made for inputs of shape {input_shape} and {num_classes} classes: {e}. "
+                f"A model of your own is a function of (input_shape, num_classes), of num_classes, or of nothing"
             ) from e
     if not isinstance(model, nn.Module):
         raise ModelMismatch(f"model {name!r} gave a {type(model).__name__}, not an nn.Module")
     return model.to(device)
+
+
+def _call(make: Callable[..., Any], input_shape: Shape, num_classes: int, options: dict[str, Any]) -> Any:
+    """What a function gives for as much as it takes of shape and number of classes."""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # a builtin that does not say
+        return make(input_shape, num_classes, **options)
+    for args, named in (((input_shape, num_classes), {}), ((), {"num_classes": num_classes}), ((), {})):
+        try:
+            signature.bind(*args, **named, **options)
+        except TypeError:
+            continue
+        return make(*args, **named, **options)
+    return make(input_shape, num_classes, **options)  # its own message says what it wants
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from goldiprox import tracking
 from goldiprox.acquisition import loss, uniform
 from goldiprox.analysis import share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
@@ -31,6 +33,7 @@ OURS = (
 )
 REPLACED = ".replaced"
 CHECKPOINTS = ".checkpoint"
+TRACKING = "tracking"
 
 
 @contextmanager
@@ -110,12 +113,16 @@ def run(
     every: float = SECONDS,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    track: Seq[str] = (),
 ) -> dict[str, Any]:
     """Does all of it, and leaves every file of it in one folder; see `run_folder` for its arguments.
+
+    `track` names trackers, see `goldiprox.tracking.BACKENDS`.
 
     Returns:
         What ``goldiprox run --json`` prints.
     """
+    tracking.require(track)
     stages = Stages(config, progress=progress)
     stages.check_candidates()
     if not config.num_folds:
@@ -130,7 +137,10 @@ def run(
         stages.checkpoints,
     ):
         write_json(folder / "config.json", {**asdict(config), "versions": versions()})
-        with JsonLines(folder / "metrics.jsonl") as metrics:
+        tracked = tracking.open_tracker(
+            track, folder / TRACKING, name=folder.name, config=settings, resume=stages.checkpoints.continues
+        )
+        with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
             result, curves = _run_stages(stages, folder, metrics)
         write_json(folder / "result.json", result)
         write_json(folder / "curves.json", curves)
@@ -149,13 +159,14 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
     table.save(folder / "irreducible.arrow", force=True)  # the same again, where a run is continued
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
-    selected, proxy = stages.select(table, folder / "sequence.arrow", on_record=logger("select"))
+    probe = stages.probe(table)
+    selected, proxy = stages.select(table, folder / "sequence.arrow", on_record=logger("select"), probe=probe)
     save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(folder / "sequence.arrow", data=stages.data)
     method = config.acquisition.rpartition(":")[2]
     histories: dict[str, History] = {}
     picks = {method: selected.ids}
-    histories[method], model = stages.train(sequence, on_record=logger(method))
+    histories[method], model = stages.train(sequence, on_record=logger(method), probe=probe)
     save_weights(model, folder / f"model-{method}.safetensors")
     for baseline in (uniform, loss):
         name = baseline.__name__

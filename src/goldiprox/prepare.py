@@ -16,8 +16,9 @@ class DataConfig:
     """Which data, and what is done to it. Equal settings give equal data in every command.
 
     Attributes:
-        data: A built-in name, a folder, or ``package.module:callable``.
+        data: A built-in name, a folder of images, Parquet files, or ``package.module:callable``.
         data_dir: Where data sets lie.
+        image_size: Of one's own images: crop and resize to this, ``64`` or ``48x64``.
         data_seed: Of split and damage; not the seed of training.
         holdout: The share of the base data set that is held out. Data that comes divided (``qmnist``, ``cinic10``)
             keeps its own division; 0 leaves its holdout out.
@@ -30,6 +31,7 @@ class DataConfig:
 
     data: str = "mnist5k"
     data_dir: str | None = None
+    image_size: str | None = None
     data_seed: int = 0
     holdout: float = 0.5
     noise: float = 0.0
@@ -61,7 +63,7 @@ def prepare(config: DataConfig, source: Source | None = None) -> Prepared:
         config: Which data, and what is done to it.
         source: The data where it is loaded already: several seeds need it once.
     """
-    source = source or load(config.data, config.data_dir)
+    source = source or load(config.data, config.data_dir, image_size=config.image_size)
     data, seed = source.train, config.data_seed
     split = _split(source, config)
     truth = Truth.of(data)

@@ -34,17 +34,19 @@ from goldiprox.errors import (
     WrongKind,
 )
 from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy
-from goldiprox.holdout import passes_of, score
+from goldiprox.holdout import assess, passes_of
 from goldiprox.split import digest_ids
 from goldiprox.storage import partial_path
 
 KIND, MAX_BLOCKS = "scores", 10_000
+FIGURES = ("irreducible", "rival", "margin")
+"""What `goldiprox.holdout.assess` gives for an example."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RayScoring:
-    """Scores on a Ray cluster what `goldiprox.holdout.score` scores in this process; give it to `irreducible_losses`.
+    """Scores on a Ray cluster what `goldiprox.holdout.assess` scores in this process; give it to `irreducible_losses`.
 
     Args:
         rows: Reads examples: `goldiprox.data.parquet.ImageRows`, or anything with a length and ``read(ids)``, which
@@ -81,7 +83,7 @@ class RayScoring:
         forward: Forward = call,
         folder: Path | None = None,
     ) -> Tensor:
-        """The losses of these ids under a model in evaluation mode.
+        """What `goldiprox.holdout.assess` gives for these ids.
 
         Args:
             il_model: The model.
@@ -100,11 +102,11 @@ class RayScoring:
         examples = passes_of("cuda" if self.gpus else "cpu")
         size = examples * (self.passes or max(1, len(ids) // examples // MAX_BLOCKS))
         order = ids.argsort()
-        losses, scored = np.full(len(ids), np.nan, np.float32), np.zeros(len(ids), bool)
+        found_of, scored = np.full((len(ids), len(FIGURES)), np.nan, np.float32), np.zeros(len(ids), bool)
 
         def put(found: np.ndarray, values: np.ndarray) -> int:
             rows = order[np.searchsorted(ids, found, sorter=order)]
-            losses[rows], scored[rows] = values, True
+            found_of[rows], scored[rows] = values, True
             return len(found)
 
         described = {"fingerprint": fingerprint(data), "length": len(data)}
@@ -114,10 +116,10 @@ class RayScoring:
             left = [ids[start : start + size] for start in starts]
             self.on_block(done, len(ids))
             for found, values in self._score(il_model, data, left, loss, forward):
-                keep({"id": found, "irreducible": values})
+                keep({"id": found, **dict(zip(FIGURES, values.T, strict=True))})
                 done += put(found, values)
                 self.on_block(done, len(ids))
-        return torch.from_numpy(losses)
+        return torch.from_numpy(found_of)
 
     def _score(
         self, il_model: nn.Module, data: TensorData, blocks: list[np.ndarray], loss: PerExampleLoss, forward: Forward
@@ -136,7 +138,9 @@ class RayScoring:
             pool = {"size": min(self.actors, len(blocks))} if self.actors else {"min_size": 1, "max_size": len(blocks)}
             scored = (
                 ray.data.from_items(items, override_num_blocks=len(items))
-                .map_batches(_read, fn_kwargs={"rows": self.rows}, batch_size=1, num_cpus=1)
+                .map_batches(
+                    _read, fn_kwargs={"rows": self.rows, "channels": data.x.shape[1]}, batch_size=1, num_cpus=1
+                )
                 .map_batches(
                     _Score,
                     fn_constructor_args=(model, like, loss, forward, device, torch.get_num_threads()),
@@ -147,20 +151,22 @@ class RayScoring:
                 )
             )
             for block in scored.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-                yield block["id"], block["irreducible"]
+                yield block["id"], np.stack([block[name] for name in FIGURES], 1)
         except ray.exceptions.RayError as e:
             raise _cause(e) from e
         finally:
             context.target_max_block_size, context.enable_progress_bars = before
 
 
-def _read(item: Mapping[str, np.ndarray], rows: Any) -> dict[str, np.ndarray]:
+def _read(item: Mapping[str, np.ndarray], rows: Any, channels: int) -> dict[str, np.ndarray]:
     """One block: its examples as they are stored, once they are those that are meant."""
     ids = item["ids"][0]
     order = ids.argsort()
     x, y = rows.read(ids[order])
     back = order.argsort()
     x, y = x[back], y[back]
+    if x.ndim == 4 and x.shape[1] == 1 != channels:  # grey images among coloured ones
+        x = np.repeat(x, channels, 1)
     if _seal(x, y) != item["seal"][0]:
         raise DataError(
             f"examples {ids.min():,} to {ids.max():,} are not in the files as in the data set that was loaded; score "
@@ -183,7 +189,7 @@ class _Score:
     ):
         torch.set_num_threads(num_threads)  # sums depend on it
         self.model, self.like = model.to(device), like
-        self.score = functools.partial(score, loss=loss, forward=forward)
+        self.assess = functools.partial(assess, loss=loss, forward=forward)
 
     def __call__(self, block: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if len(block["id"]) != block["of"][0]:
@@ -194,8 +200,8 @@ class _Score:
         data = self.like.replace(x=torch.tensor(block["x"]), y=torch.tensor(block["y"]))
         if self.like.is_channels_last:
             data = data.channels_last()
-        losses = self.score(self.model, data, np.arange(len(data)))
-        return {"id": block["id"], "irreducible": losses.numpy()}
+        found = self.assess(self.model, data, np.arange(len(data))).numpy()
+        return {"id": block["id"], **dict(zip(FIGURES, found.T, strict=True))}
 
 
 def _stored(data: TensorData, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,15 +228,17 @@ def _kept(
     folder: Path | None, data: dict[str, Any], identity: str
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], Callable[[Mapping[str, np.ndarray]], None]]]:
     """What was scored before, and a function that keeps what is scored now."""
-    nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+    nothing = np.empty(0, np.int64), np.empty((0, len(FIGURES)), np.float32)
     if folder is None:
         yield nothing, lambda columns: None  # noqa: ARG005
         return
     path = check_folder(folder) / "scored.arrow"
-    columns = {"id": id_type(data["length"]), "irreducible": "float32"}
+    columns = {"id": id_type(data["length"]), **dict.fromkeys(FIGURES, "float32")}
     header = Header(kind=KIND, data=data, config={"scores_of": identity}, columns=columns)
     before = _scored_before(path, header)
-    known = (before.column("id").astype(np.int64), before.column("irreducible")) if before else nothing
+    known = nothing
+    if before:
+        known = before.column("id").astype(np.int64), np.stack([before.column(name) for name in FIGURES], 1)
     if before and before.complete:
         yield known, lambda columns: None  # noqa: ARG005
         return

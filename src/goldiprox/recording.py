@@ -18,7 +18,7 @@ from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_
 from goldiprox.ahead import Pending, SelectingAhead, choose_ahead
 from goldiprox.artifacts import check_output
 from goldiprox.checkpoint import Checkpoints
-from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id
+from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id, given
 from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
@@ -26,14 +26,16 @@ from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_
 from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
+from goldiprox.picks import Picks
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule
-from goldiprox.selection import CandidateSampler, Scope, Selector
+from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
 from goldiprox.storage import partial_path
 from goldiprox.together import Together, Update
+from goldiprox.tracking import Tracker, curves
 
 
 @dataclass
@@ -81,6 +83,8 @@ def record(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    track: Tracker | None = None,
+    corrupted: np.ndarray | None = None,
     checkpoints: Checkpoints | None = None,
     extra_config: Mapping[str, Any] | None = None,
     parents: Mapping[str, str] | None = None,
@@ -125,6 +129,8 @@ def record(
         eval_every: Steps between evaluations.
         on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        track: Gets every evaluation under the name ``select``, see `goldiprox.tracking`.
+        corrupted: One flag per id, where damage is known: evaluations then say how much of it was kept.
         checkpoints: Where to save how far it is.
         extra_config: Recorded in the file's header.
         parents: Digests of further files it was made from, for the header.
@@ -161,6 +167,8 @@ def record(
         eval_every=eval_every,
         on_record=on_record,
         on_step=on_step,
+        track=track,
+        corrupted=corrupted,
         checkpoints=checkpoints,
         extra_config=extra_config,
         parents=parents,
@@ -241,6 +249,8 @@ class Job:
     eval_every: int | None = None
     on_record: OnRecord | None = None
     on_step: OnStep | None = None
+    track: Tracker | None = None
+    corrupted: np.ndarray | None = None
     checkpoints: Checkpoints | None = None
     extra_config: Mapping[str, Any] | None = None
     parents: Mapping[str, str] | None = None
@@ -257,7 +267,7 @@ class Job:
             raise ConfigError(
                 f"cannot keep {self.keep} of {self.candidates} candidates; lower --keep or raise --candidates"
             )
-        self.num_steps = _num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
+        self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
         self.device = device_of(self.proxy)
         self.select = Selector(
@@ -306,7 +316,9 @@ class Job:
         if self.ahead and self.ranks:
             raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
-        self.recorder = Recorder(self.keep, in_memory=self.out is None, every=1 if self.device.type == "cpu" else 64)
+        every = 1 if self.device.type == "cpu" else 64
+        picks = Picks(len(unwrap(self.data)), len(self.train_ids), self.corrupted) if self.evaluate else None
+        self.recorder = Recorder(self.keep, in_memory=self.out is None, every=every, picks=picks)
 
     def task(self) -> Task:
         return Task(
@@ -321,8 +333,9 @@ class Job:
             evaluate=self.evaluate,
             eval_every=self.eval_every,
             rate=self.rate,
+            figures=self.recorder.figures,
             num_scored=lambda: self.select.num_scored,
-            on_record=self.on_record,
+            on_record=curves(self.track, "select", self.on_record),
             on_step=self.on_step,
             checkpoints=self.checkpoints,
             saved=self.saved,
@@ -336,7 +349,7 @@ class Job:
             chosen = choose_by_id(self.select, self.proxy, self.sampler)
             rest = chosen[self.start :]
             eager = self._recorded(zip(load(ids for ids, _ in rest), (values for _, values in rest), strict=True))
-            return eager if self.resident is None else Given(self.resident, *_given(chosen, eager, self.recorder))
+            return eager if self.resident is None else Given(self.resident, *given(chosen, eager, self.recorder))
         if self.saved:
             self.select.step, self.select.num_scored = self.start, self.saved.state["cost"]["examples_scored"]
         if self.together:
@@ -390,7 +403,7 @@ class Job:
                 writer = SequenceWriter(self.out, force=self.force, resume_at=resume_at, **self.header)
                 self.recorder.writer = stack.enter_context(writer)
             if self.saved and (self.writes or self.out is None):
-                self.recorder.restore(self._recorded_before(), self.saved.state["extra"]["digest"])
+                self.recorder.restore(self._recorded_before(), self.saved.state["extra"])
             try:
                 yield
             finally:
@@ -417,22 +430,6 @@ class Job:
         return Recording(path, digest, self.num_steps, history, ids)
 
 
-def _given(
-    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: Recorder
-) -> tuple[Any, ...]:
-    """Choices made beforehand, as the parts of a feed."""
-
-    def rows(first: int, count: int) -> Tensor:
-        taken = [ids for ids, _ in chosen[first : first + count]]
-        return torch.stack(taken) if taken else torch.empty(0, recorder.keep)
-
-    def written(first: int, values: Mapping[str, Tensor]) -> None:
-        for ids, figures in chosen[first : first + len(values["id"])]:
-            recorder.append(ids, figures)
-
-    return rows, eager, written
-
-
 def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
     table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
     if table is not None and len(table) != len(unwrap(data)):
@@ -448,9 +445,3 @@ def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: n
     if table is not None and acquisition is not uniform:
         table.require(ids)
     return ids
-
-
-def _num_steps(steps: int | None, epochs: int | None, num_train: int, candidates: int) -> int:
-    if (steps is None) == (epochs is None):
-        raise ConfigError("say how long to select: give either steps or epochs")
-    return steps if steps is not None else (epochs or 0) * (num_train // candidates)

@@ -236,6 +236,12 @@ class Selector:
         rows, known = self._chosen or (None, {})
         return {name: values[rows] for name, values in known.items()}
 
+    @property
+    def scores(self) -> Tensor:
+        """Of all candidates of the last choice."""
+        assert self._chosen is not None, "nothing was chosen yet"
+        return self._chosen[1]["score"]
+
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}
 
@@ -339,3 +345,10 @@ class CandidateSampler:
                 order = shuffle(self.ids, derive("candidates", self.seed, epoch))
             position = step % self.steps_per_epoch * self.candidates
             yield order[position : position + self.candidates]
+
+
+def num_steps(steps: int | None, epochs: int | None, num_train: int, candidates: int) -> int:
+    """How many steps there are, from their number or that of passes over the candidates."""
+    if (steps is None) == (epochs is None):
+        raise ConfigError("say how long to select: give either steps or epochs")
+    return steps if steps is not None else (epochs or 0) * (num_train // candidates)

@@ -18,16 +18,18 @@ from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.ledger import Ledger
+from goldiprox.ledger import Cost, Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
+from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
+from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
@@ -86,6 +88,11 @@ class RunConfig:
         return {**asdict(self), "data": self.data.recorded(), "device": pick_device(self.device).type}
 
 
+def fitting_sizes(num_train: int) -> dict[str, int]:
+    """Candidates and keep for a training side too small for the defaults."""
+    return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}
+
+
 class Progress(Protocol):
     """What shows progress: one stage at a time."""
 
@@ -119,9 +126,16 @@ class Stages:
     With `checkpoints`, a stage goes on from where it was broken off, and one that was finished is not repeated.
     """
 
-    def __init__(self, config: RunConfig, *, progress: Progress | None = None, checkpoints: Checkpoints | None = None):
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        progress: Progress | None = None,
+        checkpoints: Checkpoints | None = None,
+        track: Tracker | None = None,
+    ):
         self.config = config
-        self.checkpoints = checkpoints
+        self.checkpoints, self.track = checkpoints, track
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
@@ -171,10 +185,11 @@ class Stages:
             )
 
     def check_candidates(self) -> None:
-        if self.config.candidates > len(self.prepared.split.train):
+        if self.config.candidates > (num_train := len(self.prepared.split.train)):
+            fitting = " ".join(f"--{name} {value}" for name, value in fitting_sizes(num_train).items())
             raise ConfigError(
                 f"{self.config.candidates} candidates per step, but the training side has only "
-                f"{len(self.prepared.split.train):,} examples; lower --candidates"
+                f"{num_train:,} examples; lower --candidates: {fitting}"
             )
 
     def build(self, name: str, role: str, seed: int) -> nn.Module:
@@ -220,6 +235,12 @@ class Stages:
     def evaluate(self) -> Evaluate:
         return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
 
+    def probe(self, table: IrreducibleLosses) -> Probe:
+        """What compares proxy and model while they train."""
+        path = self.checkpoints.folder / "probe.safetensors" if self.checkpoints else None
+        forward, ids = in_precision(call, self.config.training.precision), self.prepared.split.train
+        return Probe(self.data, ids, table, forward=forward, seed=self.config.seed, path=path)
+
     def irreducible(
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
@@ -245,7 +266,7 @@ class Stages:
                 group=group,
                 scoring=scoring,
             )
-        self.ledger.stages["irreducible"] = cost
+        self._bill("irreducible", cost, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
         summary = {"accuracy": accuracy, "epoch": reports[0].epoch, "epochs": reports[0].epochs}
         return table, models, summary
@@ -258,18 +279,23 @@ class Stages:
         force: bool = False,
         columns: tuple[str, ...] = (),
         on_record: OnRecord | None = None,
+        probe: Probe | None = None,
         **together: Any,
     ) -> tuple[Recording, nn.Module]:
         """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
-        proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **together), proxy
+        proxy, evaluate = self.build(self.config.proxy, "proxy", self.config.seed), self.evaluate()
+        if probe:
+            evaluate, on_record = probe.of_proxy(evaluate, on_record)
+        settings = {"evaluate": evaluate, **together}
+        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **settings), proxy
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
         model = self.build(self.config.model, "model", self.config.seed)
         name = f"train {acquisition.__name__}"
-        return self._record(name, model, None, acquisition, None, False, (), on_record), model
+        settings = {"evaluate": self.evaluate()}
+        return self._record(name, model, None, acquisition, None, False, (), on_record, **settings), model
 
     def _record(
         self,
@@ -281,9 +307,9 @@ class Stages:
         force: bool,
         columns: tuple[str, ...],
         on_record: OnRecord | None,
-        **together: Any,
+        **settings: Any,
     ) -> Recording:
-        config = self.config
+        config, corrupted = self.config, self.prepared.truth.corrupted
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
             recording = record(
                 model,
@@ -302,10 +328,10 @@ class Stages:
                 seed=config.seed,
                 num_workers=config.num_workers,
                 engine=config.engine,
-                evaluate=self.evaluate(),
                 eval_every=self.eval_every,
-                on_record=on_record,
+                on_record=curves(self.track, stage, on_record),
                 on_step=on_step,
+                corrupted=corrupted if corrupted.any() else None,
                 checkpoints=self._checkpoints(stage),
                 extra_config={
                     "proxy": config.proxy,
@@ -316,14 +342,23 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
-                **together,
+                **settings,
             )
-        self.ledger.stages[stage] = recording.history.cost
+        self._bill(stage, recording.history.cost, recording.steps)
         return recording
 
-    def train(self, sequence: Sequence, *, on_record: OnRecord | None = None) -> tuple[History, nn.Module]:
+    def _bill(self, stage: str, cost: Cost, steps: int) -> None:
+        self.ledger.stages[stage] = cost
+        if self.track is not None:
+            self.track.log(f"ledger/{stage}", steps, numbers(asdict(cost)))
+
+    def train(
+        self, sequence: Sequence, *, on_record: OnRecord | None = None, probe: Probe | None = None
+    ) -> tuple[History, nn.Module]:
         """Stage 4: the large model on the sequence."""
-        config = self.config
+        config, evaluate = self.config, self.evaluate()
+        if probe:
+            evaluate, on_record = probe.of_model(evaluate, on_record)
         model = self.build(config.model, "model", config.seed)
         with self.threads(model), self.progress.stage("train on the sequence", len(sequence)) as on_step:
             history = replay(
@@ -334,11 +369,11 @@ class Stages:
                 seed=config.seed,
                 num_workers=config.num_workers,
                 engine=config.engine,
-                evaluate=self.evaluate(),
+                evaluate=evaluate,
                 eval_every=max(1, len(sequence) // EVALUATIONS),
-                on_record=on_record,
+                on_record=curves(self.track, "train", on_record),
                 on_step=on_step,
                 checkpoints=self._checkpoints("train"),
             )
-        self.ledger.stages["train"] = history.cost
+        self._bill("train", history.cost, history.steps)
         return history, model

@@ -22,6 +22,7 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.recording import Job, Recording
 from goldiprox.sequence import Digest, Sequence
+from goldiprox.tracking import Tracker, curves
 
 
 def replay(
@@ -40,6 +41,7 @@ def replay(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    track: Tracker | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> History:
     """Trains a model on a recorded sequence, step by step, in order.
@@ -62,6 +64,7 @@ def replay(
         eval_every: Steps between evaluations.
         on_record: Gets every evaluation; of a continued run, those before it first.
         on_step: Called after every step, or every few.
+        track: Gets every evaluation under the name ``train``, see `goldiprox.tracking`.
         checkpoints: Where to save how far it is.
     """
     task = _replaying(
@@ -78,6 +81,7 @@ def replay(
         eval_every=eval_every,
         on_record=on_record,
         on_step=on_step,
+        track=track,
         checkpoints=checkpoints,
     )
     return fit(task, engine=engine)
@@ -136,6 +140,7 @@ def _replaying(
     eval_every: int | None = None,
     on_record: OnRecord | None = None,
     on_step: OnStep | None = None,
+    track: Tracker | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Task:
     """A replay, checked and ready to be trained."""
@@ -181,7 +186,7 @@ def _replaying(
         evaluate=evaluate,
         eval_every=eval_every,
         rate=rate_of(model, example, loss=loss, forward=forward),
-        on_record=on_record,
+        on_record=curves(track, "train", on_record),
         on_step=on_step,
         checkpoints=checkpoints,
         saved=saved,

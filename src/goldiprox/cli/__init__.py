@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from goldiprox._version import __version__
-from goldiprox.cli import bench, compare, files, materialize, paper, run, stages
+from goldiprox.cli import bench, compare, data, files, materialize, paper, run, stages
 from goldiprox.cli.console import failure
 from goldiprox.errors import ConfigError, GoldiproxError, UnknownName
 
@@ -28,7 +28,7 @@ app.command("materialize")(materialize.materialize)
 app.command("bench")(bench.bench)
 app.command("paper")(paper.paper)
 app.command("compare")(compare.compare)
-app.add_typer(files.data, name="data")
+app.add_typer(data.app, name="data")
 
 
 def _version(asked: bool) -> None:

@@ -1,9 +1,10 @@
 """What a person sees: progress and messages on stderr, results on stdout."""
 
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from goldiprox.data.fingerprint import short
 from goldiprox.loop import OnStep
 
 # Without markup: names of files and messages may hold brackets.
@@ -35,7 +37,7 @@ class Bars:
         columns = [SpinnerColumn(), TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn()]
         columns += [
             TextColumn("{task.fields[rate]:>10}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("{task.fields[accuracy]}"),
         ]
         with Progress(*columns, console=err) as progress:
@@ -60,6 +62,17 @@ def print_json(value: Any) -> None:
     out.file.write(json.dumps(value, indent=2) + "\n")
 
 
+def readable(value: Any) -> str:
+    """A value from a file or a result, for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {readable(v)}" for k, v in value.items())
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return short(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
 def facts(title: str, rows: list[list[str]]) -> Table:
     """Names and values, without a head."""
     made = Table(title=Text(title), title_justify="left", show_header=False)
@@ -81,6 +94,18 @@ def table(title: str, headers: list[str], rows: list[list[str]]) -> Table:
 def next_command(arguments: str) -> None:
     """What to try next, spelt so that it runs from here."""
     out.print(Text.assemble("\nNext: ", (f"{program()} {arguments}", "bold")))
+
+
+def show_trackers(names: Sequence[str], folder: Path) -> None:
+    """Where the curves are to be seen."""
+    shown = {
+        "tensorboard": f"tensorboard --logdir {shlex.quote(str(folder))}",
+        "wandb": "where W&B keeps your runs; of an offline run: wandb sync " + shlex.quote(str(folder / "wandb")),
+        "mlflow": "mlflow ui",
+        "trackio": "trackio show --project goldiprox",
+    }
+    for name in names:
+        out.print(f"Curves: {shown[name]}")
 
 
 def program() -> str:

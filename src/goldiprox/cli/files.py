@@ -1,9 +1,8 @@
-"""`goldiprox inspect`, `verify` and `data`: looking at what is there."""
+"""`goldiprox inspect` and `verify`: looking at files."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from goldiprox import receipts
 from goldiprox import sequence as sequences
 from goldiprox.artifacts import Header, read_header
 from goldiprox.cli import options as o
-from goldiprox.cli.console import facts, failure, next_command, out, print_json, success
-from goldiprox.data import fingerprint, load, sources
+from goldiprox.cli.console import facts, failure, out, print_json, readable, success
+from goldiprox.cli.suspects import show
 from goldiprox.data.fingerprint import short
 from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
@@ -36,13 +35,25 @@ def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
     raise CorruptFile(f"{path} is of kind {kind!r}, which this release does not know")
 
 
+@o.configured(o.DATA, data="")
 def inspect(
+    config: RunConfig,
     file: Annotated[Path, typer.Argument(help="A sequence or an irreducible table.")],
+    suspects: Annotated[
+        int | None,
+        typer.Option(help="Of a table: list so many labels that are probably wrong; needs --data, with its flags."),
+    ] = None,
+    csv: Annotated[str | None, typer.Option(help="With --suspects: write them to this file (-: to stdout).")] = None,
+    force: o.Force = False,
     json: o.Json = False,
 ) -> None:
-    """Show what a file holds and what it was made from."""
+    """Show what a file holds and what it was made from; with --suspects, which labels are probably wrong."""
     header = read_header(file)
     opened = _open(file, partial=True)
+    if suspects is not None:
+        return show(file, opened, config, count=suspects, csv=csv, force=force, json=json)
+    if csv is not None or config.data != DataConfig(data=""):
+        raise ConfigError("--csv and flags about data belong to --suspects N; add it")
     figures: dict[str, Any] = {"path": str(file), "kind": header.kind, "digest": opened.digest}
     if isinstance(opened, Sequence):
         figures |= {"complete": opened.complete, **asdict(sequences.statistics(opened))}
@@ -57,22 +68,12 @@ def inspect(
         }
     if json:
         return print_json({**figures, "header": asdict(header)})
-    rows = [[name, _readable(value)] for name, value in figures.items()]
-    rows += [[f"data {name}", _readable(value)] for name, value in header.data.items()]
+    rows = [[name, readable(value)] for name, value in figures.items()]
+    rows += [[f"data {name}", readable(value)] for name, value in header.data.items()]
     rows += [[f"parent: {name}", short(value)] for name, value in header.parents.items()]
-    rows += [[name, _readable(value)] for name, value in header.config.items() if name not in figures]
+    rows += [[name, readable(value)] for name, value in header.config.items() if name not in figures]
     rows += [["made with", ", ".join(f"{k} {v}" for k, v in header.versions.items())]]
     return out.print(facts(str(file), rows))
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_readable(v)}" for k, v in value.items())
-    if isinstance(value, str) and value.startswith("sha256:"):
-        return short(value)
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @o.configured(o.DATA, data="")
@@ -144,47 +145,3 @@ def _receipt_problem(path: Path, given: list[Sequence]) -> str | None:
     except GoldiproxError as e:
         return str(e)
     return None
-
-
-data = typer.Typer(help="Data sets: what is there, and what is in it.", no_args_is_help=True)
-
-
-@data.command("list")
-def list_data(
-    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie (or GOLDIPROX_DATA).")] = None,
-    json: o.Json = False,
-) -> None:
-    """List the built-in data sets and where they are."""
-    found = sources.available(data_dir)
-    if json:
-        return print_json(found)
-    out.print(facts("Data sets", [[name, where] for name, where in found.items()]))
-    if any(where.startswith("not found") for where in found.values()):
-        out.print("Say where data sets lie with --data-dir or GOLDIPROX_DATA.")
-    return next_command("data check mnist5k")
-
-
-@data.command("check")
-def check_data(
-    name: Annotated[str, typer.Argument(help="A built-in name, a folder, or package.module:callable.")] = "mnist5k",
-    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie (or GOLDIPROX_DATA).")] = None,
-    json: o.Json = False,
-) -> None:
-    """Load a data set, check it, and show its size, classes and fingerprint."""
-    source = load(name, data_dir)
-    train = source.train
-    counts = train.y.bincount(minlength=train.num_classes or 0).tolist() if train.num_classes else []
-    figures = {
-        "data": name,
-        "train": len(train),
-        "test": len(source.test),
-        "input_shape": list(train.input_shape),
-        "classes": train.num_classes,
-        "smallest_class": min(counts, default=None),
-        "largest_class": max(counts, default=None),
-        "fingerprint": fingerprint(train),
-    }
-    if json:
-        return print_json(figures)
-    out.print(facts(name, [[k.replace("_", " "), _readable(v)] for k, v in figures.items()]))
-    return next_command(f"run --data {quote(name)}")

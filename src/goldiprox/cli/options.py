@@ -13,6 +13,7 @@ import torch
 import typer
 
 from goldiprox.cli.signals import graceful
+from goldiprox.data.sources import SOURCES
 from goldiprox.holdout import HoldoutConfig
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
@@ -22,11 +23,12 @@ Flag = tuple[str, Any, Any, str]
 """(parameter, type, default, help)"""
 
 DATA: list[Flag] = [
-    ("data", str, "mnist5k", "A built-in data set, a folder of Parquet files, or package.module:callable."),
+    ("data", str, "mnist5k", "A built-in data set, a folder of images or Parquet files, or package.module:callable."),
     ("data_dir", str | None, None, "Where data sets lie (or GOLDIPROX_DATA)."),
+    ("image_size", str | None, None, "Of your own images: crop and resize to this, 64 or 48x64 (height x width)."),
     ("data_seed", int, 0, "Seed of split and damage; the same in every command."),
     ("holdout", float, 0.5, "Share of the data that is held out."),
-    ("noise", float, 0.0, "Share of training labels to corrupt."),
+    ("noise", float | None, 0.0, "Share of training labels to corrupt (run: 0.1 of built-in data, none of yours)."),
     ("noise_kind", str, "uniform", "uniform, class or instance."),
     ("holdout_noise", float, 0.0, "Share of holdout labels to corrupt."),
     ("white_noise", float, 0.0, "Share of training inputs to replace by noise."),
@@ -87,6 +89,10 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Continue an unfinished run (done by itself where --out holds one).")
 ]
 CheckpointEvery = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Curves for tensorboard, wandb, mlflow or trackio, too; may be given several times."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 OutFile = Annotated[Path, typer.Option("--out", help="The file to write.")]
 OutFolder = Annotated[
@@ -143,6 +149,8 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
         names_of = {n: n for n in names} | renamed
         return {field: values[flag] for field, flag in names_of.items() if flag in values}
 
+    if values.get("noise", 0.0) is None:  # a demonstration's damage, never by default to data of one's own
+        values["noise"] = 0.1 if values["data"] in SOURCES else 0.0
     return RunConfig(
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
         holdout=HoldoutConfig(

@@ -25,7 +25,7 @@ ActorGpus = Annotated[
     float | None,
     typer.Option("--actor-gpus", help="With --engine ray: GPUs for each, such as 0.25 (default: 1 on CUDA)."),
 ]
-_DAMAGE = ("noise", "holdout_noise", "white_noise", "duplicates")
+_DAMAGE = ("noise", "holdout_noise", "white_noise", "duplicates", "image_size")
 _SECONDS = 10.0
 
 

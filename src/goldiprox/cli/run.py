@@ -7,20 +7,21 @@ from typing import Any
 from goldiprox import pipeline
 from goldiprox.checkpoint import SECONDS
 from goldiprox.cli import options as o
-from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, table, times
+from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, show_trackers, table, times
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import MissingExtra
 from goldiprox.stages import RunConfig, Silent
 
 
-@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=0.1)
+@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None)
 def run(
     config: RunConfig,
     out_folder: o.OutFolder = None,
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
@@ -33,6 +34,7 @@ def run(
         every=checkpoint_every,
         stop=stop,
         progress=progress,
+        track=track or (),
     )
     try:
         from goldiprox.report.figures import draw_run
@@ -45,6 +47,8 @@ def run(
         print_json(result)
     else:
         _show(result, config)
+        show_trackers(track or (), Path(result["out"]) / pipeline.TRACKING)
+        _next(result, config)
 
 
 def _show(result: dict[str, Any], config: RunConfig) -> None:
@@ -55,17 +59,16 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
             f"the sequence ({name})" if name == method else name,
             percent(figures["accuracy"]),
             percent(figures["best_accuracy"]),
-            percent(corrupted[name]),
             f"{figures['seconds']:.1f}",
+            *([percent(corrupted[name])] if corrupted["data"] else []),  # else nothing is known of that
         ]
         for name, figures in result["results"].items()
     ]
-    title = (
-        f"{result['model']['name']} on {result['data']}, {result['sequence']['steps']:,} steps of {config.keep}; "
-        f"{percent(corrupted['data'])} of the training side is corrupted"
-    )
+    title = f"{result['model']['name']} on {result['data']}, {result['sequence']['steps']:,} steps of {config.keep}"
+    title += f"; {percent(corrupted['data'])} of the training side is corrupted" if corrupted["data"] else ""
+    headers = ["trained on", "final accuracy", "best", "seconds", *(["corrupted picks"] if corrupted["data"] else [])]
     out.print()
-    out.print(table(title, ["trained on", "final accuracy", "best", "corrupted picks", "seconds"], rows))
+    out.print(table(title, headers, rows))
     speedup = result["speedup"]
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
@@ -84,6 +87,9 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files and figures: {result['out']}")
     for path in result["figures"]:
         out.print(f"  {path}")
+
+
+def _next(result: dict[str, Any], config: RunConfig) -> None:
     # Another architecture where that takes seconds; else the same one from other weights.
     fast = config.data.data in SOURCES and result["device"] != "cpu"
     other = "--model small_cnn" if fast else f"--model {config.model} --seed {config.seed + 1}"

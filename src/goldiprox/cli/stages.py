@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from goldiprox import tracking
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
-from goldiprox.cli.console import Bars, next_command, out, percent, print_json
+from goldiprox.cli.console import Bars, next_command, out, percent, print_json, show_trackers
 from goldiprox.cli.ranks import RANK_SECONDS, RankTimeout, started_ranks
 from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
@@ -20,10 +21,10 @@ from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.pipeline import run_folder
+from goldiprox.pipeline import TRACKING, run_folder
 from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
-from goldiprox.stages import Progress, RunConfig, Silent, Stages
+from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
 
 
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.OPTIMISER, o.MACHINE)
@@ -73,7 +74,8 @@ def irreducible(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
         f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
-    fitting = f" --candidates {len(losses) // 5} --keep {max(1, len(losses) // 50)}" if len(losses) < 640 else ""
+    sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}
+    fitting = "".join(f" --{name} {value}" for name, value in sizes.items())
     flags = o.data_flags(config, "proxy", "dropout")
     return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{flags}{fitting}")
 
@@ -98,6 +100,7 @@ def select(
         str, typer.Option(help="Under torchrun: global, or local (each process keeps its own best; see docs/scale.md).")
     ] = "global",
     rank_timeout: RankTimeout = RANK_SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
@@ -107,6 +110,7 @@ def select(
             f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "
             f"made by `goldiprox irreducible`"
         )
+    tracking.require(track or ())
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
@@ -123,7 +127,11 @@ def select(
         if scope != "global" and not ranks:
             raise ConfigError(f"--scope {scope} is for several processes: start them with torchrun")
         together = {"group": ranks, "pieces": pieces, "scope": scope} if ranks else {}
-        recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
+        place = out_file.with_name(f"{out_file.name}.tracking")
+        with tracking.open_tracker(
+            (track or ()) if first else (), place, config=config.settings(), resume=checkpoints.continues
+        ) as stages.track:
+            recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
         if save_proxy is not None and first:
             save_weights(proxy, save_proxy)
     if not first:
@@ -144,6 +152,7 @@ def select(
         f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
         f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
     )
+    show_trackers(track or (), out_file.with_name(f"{out_file.name}.tracking"))
     model = "mlp512" if config.data.data in SOURCES else config.proxy
     return next_command(f"train --sequence {quote(str(recording.path))} --model {model}{o.data_flags(config)}")
 
@@ -161,9 +170,11 @@ def train(
     force: o.Force = False,
     resume: o.Resume = False,
     checkpoint_every: o.CheckpointEvery = SECONDS,
+    track: o.Track = None,
     json: o.Json = False,
 ) -> None:
     """Train the large model on a sequence: metrics.jsonl, model.safetensors, result.json."""
+    tracking.require(track or ())
     opened = Sequence.open(sequence, partial=partial, follow=follow, timeout=timeout)
     stages = Stages(config, progress=_progress(json))
     header = opened.header
@@ -179,7 +190,14 @@ def train(
         every=checkpoint_every,
         stop=stop,
     ) as (folder, stages.checkpoints):
-        with JsonLines(folder / "metrics.jsonl") as metrics:
+        tracked = tracking.open_tracker(
+            track or (),
+            folder / TRACKING,
+            name=folder.name,
+            config=config.settings(),
+            resume=stages.checkpoints.continues,
+        )
+        with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
             history, model = stages.train(opened, on_record=lambda record: metrics({"stage": "train", **record}))
         save_weights(model, folder / "model.safetensors")
         result = {
@@ -199,6 +217,7 @@ def train(
         f"{config.model} after {history.steps:,} steps: accuracy {percent(result['accuracy'])} "
         f"({history.cost.seconds:.1f} s of training). Files: {folder}"
     )
+    show_trackers(track or (), folder / TRACKING)
     return next_command(f"inspect {quote(str(sequence))}")
 
 

@@ -1,10 +1,8 @@
 """Image sets as the Hugging Face hub lays them out: Parquet, encoded images, integer labels."""
 
-import io
 import itertools
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike, fspath
 
@@ -12,21 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from goldiprox.data.images import MAX_EXPANSION, SMALL, Size, decode_images
 from goldiprox.data.places import open_source
-from goldiprox.errors import DataError, MissingExtra
+from goldiprox.errors import DataError
 
 _LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
-# Not all that pillow knows: some formats it hands to other programs.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
-# Files come from strangers, and a small one can unfold into more than there is memory.
-MAX_EXPANSION, SMALL = 256, 2**26
 
 
-def read_images(paths: Sequence[str | PathLike[str]]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def read_images(
+    paths: Sequence[str | PathLike[str]], *, size: Size | None = None, colour: bool | None = None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Images (n, channels, height, width) as bytes, labels (n,), and class names where the files give them.
 
     Args:
-        paths: Files, or addresses of files.
+        paths: Files, or addresses of files, in order.
+        size: Crop and resize to this; without it, all images must have one size.
+        colour: Three channels, whatever the images have.
     """
     names = [fspath(path) for path in paths]
     folder, _, name = names[0].replace("\\", "/").rpartition("/")
@@ -37,7 +36,8 @@ def read_images(paths: Sequence[str | PathLike[str]]) -> tuple[np.ndarray, np.nd
     class_names, *_ = [_read(path, source, encoded, labels, limit) for path, source in zip(names, sources, strict=True)]
     if not encoded:
         raise DataError(f"{folder}: {name} holds no examples")
-    return decode_images(encoded, folder, limit), np.concatenate(labels), class_names
+    x = decode_images(encoded, lambda id: f"image {id}", where=folder, limit=limit, size=size, colour=colour)
+    return x, np.concatenate(labels), class_names
 
 
 @dataclass(frozen=True)
@@ -95,53 +95,9 @@ class ImageRows:
                 encoded.extend(chunk.field("bytes").to_pylist())
             labels.append(rows[label_column].cast(pa.int64()).to_numpy())
         where = self.paths[0].rpartition("/")[0]
-        return decode_images(encoded, where, max(SMALL, MAX_EXPANSION * size)), np.concatenate(labels)
-
-
-def decode_images(encoded: Sequence[bytes | None], where: str, limit: int) -> np.ndarray:
-    """Images (n, channels, height, width) as bytes, from files of them.
-
-    Args:
-        encoded: Each as PNG, JPEG or the like.
-        where: They come from; for messages.
-        limit: Bytes that they may unfold into.
-    """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("pillow", "demo", "reading images") from None
-
-    def decode(id: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        try:
-            image = Image.open(io.BytesIO(encoded[id] or b""), formats=FORMATS)
-            channels = () if image.mode == "L" else (3,)
-            found = (image.height, image.width, *channels)
-            if shape is None and len(encoded) * int(np.prod(found, dtype=object)) > limit:
-                raise DataError(
-                    f"{where}: {len(encoded):,} images of {found} would take more than {MAX_EXPANSION} times the "
-                    f"space of their files; make them smaller first"
-                )
-            if found != (shape or found):
-                raise DataError(
-                    f"{where}: image {id} is {found}, image 0 is {shape}; make all images one size and mode first"
-                )
-            return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except DataError:
-            raise
-        except Exception as e:  # decoders raise whatever the bytes lead them to
-            raise DataError(f"{where}: image {id} cannot be decoded ({e}); remove or replace it") from e
-
-    first = decode(0)
-    images = np.empty((len(encoded), *first.shape), np.uint8)
-
-    def fill(start: int) -> None:
-        for id in range(start, min(start + 1024, len(encoded))):
-            images[id] = decode(id, first.shape)
-
-    with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
-        list(pool.map(fill, range(0, len(encoded), 1024)))
-    images = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    return np.ascontiguousarray(images)
+        limit = max(SMALL, MAX_EXPANSION * size)
+        x = decode_images(encoded, lambda row: f"image {ids[row]}", where=where, limit=limit)
+        return x, np.concatenate(labels)
 
 
 def _open(path: str) -> pa.NativeFile:

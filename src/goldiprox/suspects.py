@@ -1,0 +1,112 @@
+"""Labels that are probably wrong: those that a model which never saw them holds most against."""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from goldiprox.data import TensorData
+from goldiprox.data.corruption import Truth
+from goldiprox.errors import DataError
+from goldiprox.irreducible import IrreducibleLosses
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Every example with an irreducible loss, the likeliest wrong label first; one entry each.
+
+    Attributes:
+        ids: Which.
+        labels: As given.
+        score: What they are ordered by: the log-odds against the label, ``log p(rival) - log p(label)``, where the
+            table holds it (above 0, the model predicts the rival); else the irreducible loss.
+        irreducible: ``- log p(label)``.
+        predicted: The class that the holdout model predicts; -1 where that is not known.
+        probability: That it gives to it; NaN where that is not known.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    score: np.ndarray
+    irreducible: np.ndarray
+    predicted: np.ndarray
+    probability: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
+    """Orders the labels of a data set by how much the holdout model holds against them. Equal ones stay in order of id.
+
+    Args:
+        table: Its irreducible losses, made for this data.
+        data: The base data set.
+    """
+    if data.num_classes is None:
+        raise DataError(f"{data.name} has no class labels to suspect")
+    ids = table.ids
+    labels, losses = data.labels[ids], table.values.numpy()[ids].astype(np.float64)
+    score, predicted, probability = losses, np.full(len(ids), -1), np.full(len(ids), np.nan)
+    if table.rivals is not None:
+        rival, margin = (v.numpy()[ids].astype(np.float64) for v in table.rivals)
+        known = np.isfinite(margin) & (rival >= 0) & (rival < data.num_classes)
+        if known.all():
+            score = margin
+        predicted = np.where(known, np.where(margin > 0, np.nan_to_num(rival), labels), -1).astype(np.int64)
+        probability = np.where(known, np.exp(np.minimum(np.maximum(margin, 0) - losses, 0)), np.nan)
+    order = np.argsort(-score, kind="stable")
+    return Suspects(*(a[order] for a in (ids, labels, score, losses, predicted, probability)))
+
+
+def rows(found: Suspects, data: TensorData, *, count: int, truth: Truth | None = None) -> Iterator[dict[str, Any]]:
+    """The first `count` as records with names of classes; where the truth is known, with the true label."""
+    for n in range(min(count, len(found))):
+        id, label, predicted = (int(a[n]) for a in (found.ids, found.labels, found.predicted))
+        row: dict[str, Any] = {"rank": n + 1, "id": id, "label": label}
+        row["predicted"] = predicted if predicted >= 0 else None
+        row["probability"] = None if np.isnan(found.probability[n]) else round(float(found.probability[n]), 6)
+        row["irreducible"] = round(float(found.irreducible[n]), 6)
+        row["score"] = round(float(found.score[n]), 6)
+        if data.class_names:
+            row["label_name"] = data.class_names[label]
+            row["predicted_name"] = data.class_names[predicted] if predicted >= 0 else None
+        if truth is not None:
+            row |= {"true_label": int(truth.labels[id]), "wrong": bool(truth.mislabelled[id])}
+        yield row
+
+
+def as_csv(records: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]) if records else ["rank", "id", "label"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def judge(wrong: np.ndarray, count: int) -> dict[str, Any]:
+    """How good an order is, where the truth is known.
+
+    Args:
+        wrong: Whether each label is, the first suspect first.
+        count: How many are listed.
+    """
+    listed = wrong[:count]
+    total = int(wrong.sum())
+    return {
+        "wrong": total,
+        "of": len(wrong),
+        "average_precision": average_precision(wrong),
+        "listed": len(listed),
+        "precision": float(listed.mean()) if len(listed) else None,
+        "recall": float(listed.sum() / total) if total else None,
+    }
+
+
+def average_precision(wrong: np.ndarray) -> float | None:
+    """The mean, over all wrong ones, of the share of wrong ones from the top down to each."""
+    places = np.flatnonzero(wrong)
+    return float((np.arange(1, len(places) + 1) / (places + 1)).mean()) if len(places) else None
