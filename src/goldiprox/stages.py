@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +21,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
+from goldiprox.moments import watching
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.recording import Recording, record
@@ -199,18 +201,25 @@ class Stages:
         finally:
             torch.set_num_threads(before)
 
-    def try_selection(self, proxy: nn.Module) -> None:
-        """One selection without a trace, so that a long run does not fail at its second stage."""
+    def try_selection(self, proxy: nn.Module) -> set[str]:
+        """One selection without a trace, so that a long run does not fail at its second stage.
+
+        Returns:
+            What is computed on the way, and so can be recorded beside ids.
+        """
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
-        Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
+        return set(Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch))
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
         return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))
 
-    def evaluate(self) -> Evaluate:
-        return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
+    def evaluate(self, watched: np.ndarray | None = None) -> Evaluate:
+        """Figures on the test set; with `watched`, beside them the losses of these training examples."""
+        forward = in_precision(call, self.config.training.precision)
+        evaluate = evaluate_on(self.test, forward=forward)
+        return evaluate if watched is None else watching(evaluate, self.data, watched, forward=forward)
 
     def irreducible(self, group: Any = None) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
@@ -246,13 +255,15 @@ class Stages:
         *,
         force: bool = False,
         columns: tuple[str, ...] = (),
+        watched: np.ndarray | None = None,
         on_record: OnRecord | None = None,
         **together: Any,
     ) -> tuple[Recording, nn.Module]:
         """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
         proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **together), proxy
+        settings = {"evaluate": self.evaluate(watched), **together}
+        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **settings), proxy
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -270,7 +281,7 @@ class Stages:
         force: bool,
         columns: tuple[str, ...],
         on_record: OnRecord | None,
-        **together: Any,
+        **settings: Any,
     ) -> Recording:
         config = self.config
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
@@ -291,7 +302,6 @@ class Stages:
                 seed=config.seed,
                 num_workers=config.num_workers,
                 engine=config.engine,
-                evaluate=self.evaluate(),
                 eval_every=self.eval_every,
                 on_record=on_record,
                 on_step=on_step,
@@ -305,7 +315,7 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
-                **together,
+                **{"evaluate": self.evaluate(), **settings},
             )
         self.ledger.stages[stage] = recording.history.cost
         return recording

@@ -40,10 +40,16 @@ class Truth:
         n = len(data)
         return cls(data.labels.copy(), np.zeros(n, bool), np.zeros(n, bool), np.full(n, -1))
 
-    def save(self, path: Path) -> None:
-        """Writes it as Parquet, one row per id, so that any tool can compare picks with it."""
-        columns = {"id": np.arange(len(self.labels)), "label": self.labels, "mislabelled": self.mislabelled}
-        columns |= {"white_noise": self.white_noise, "duplicate_of": self.duplicate_of}
+    def save(self, path: Path, given: np.ndarray) -> None:
+        """Writes it as Parquet, one row per id, so that any tool can compare picks with it.
+
+        Args:
+            path: The file.
+            given: The labels as they are trained on.
+        """
+        columns = {"id": np.arange(len(self.labels)), "label": self.labels, "given": given}
+        columns |= {"mislabelled": self.mislabelled, "white_noise": self.white_noise}
+        columns |= {"duplicate_of": self.duplicate_of}
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), sink)
         write_atomically(path, sink.getvalue().to_pybytes())
