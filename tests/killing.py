@@ -124,7 +124,9 @@ def kill(command, folder, checkpoints, step, delay):
 
 def without_seconds(value):
     if isinstance(value, dict):
-        timeless = {k: v for k, v in value.items() if "seconds" not in k and k not in ("out", "path", "figures")}
+        timeless = {
+            k: v for k, v in value.items() if "seconds" not in k and k not in ("out", "path", "figures", "report")
+        }
         return {k: without_seconds(v) for k, v in timeless.items()}
     return [without_seconds(v) for v in value] if isinstance(value, list) else value
 

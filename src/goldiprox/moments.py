@@ -18,7 +18,7 @@ from goldiprox.randomness import derive
 from goldiprox.storage import write_atomically
 
 KEY = "watched"
-"""Under which an evaluation holds the losses; a tensor, so that checkpoints keep it and a continued run has them all."""
+"""Under which an evaluation holds the losses: a tensor, which checkpoints keep for a run that is continued."""
 NUM_WATCHED = 2_000
 NUM_MOMENTS = 12
 
@@ -58,10 +58,11 @@ class Moments:
     @classmethod
     def of(cls, ids: np.ndarray, by_step: Mapping[int, torch.Tensor]) -> "Moments":
         """At most `NUM_MOMENTS` of these: close together at first, when losses fall fastest."""
-        steps = np.array(sorted(by_step))
-        chosen = np.unique(np.geomspace(1, len(steps), NUM_MOMENTS).round().astype(int)) - 1 if len(steps) else []
-        steps = steps[chosen]
-        return cls(ids, steps, np.array([by_step[s].numpy() for s in steps.tolist()], np.float32))
+        steps = np.array(sorted(by_step), np.int64)
+        spread = np.linspace(0, 1, NUM_MOMENTS) ** 1.5 * max(len(steps) - 1, 0)
+        steps = steps[np.unique(spread.round().astype(int))] if len(steps) else steps
+        losses = [by_step[step].numpy() for step in steps.tolist()]
+        return cls(ids, steps, np.array(losses, np.float32).reshape(len(steps), len(ids)))
 
     def save(self, path: Path) -> None:
         """Writes it as Parquet, a row for each step and id."""

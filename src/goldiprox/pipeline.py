@@ -115,8 +115,11 @@ def run(
     every: float = SECONDS,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    finish: Callable[[Path, Stages], None] | None = None,
 ) -> dict[str, Any]:
     """Does all of it, and leaves every file of it in one folder; see `run_folder` for its arguments.
+
+    `finish` is called with the folder and the stages when the run is complete, whatever becomes of what it does.
 
     Returns:
         What ``goldiprox run --json`` prints.
@@ -139,6 +142,8 @@ def run(
             result, curves = _run_stages(stages, folder, metrics, columns=("loss",) if "loss" in computed else ())
         write_json(folder / "result.json", result)
         write_json(folder / "curves.json", curves)
+    if finish:
+        finish(folder, stages)
     return result
 
 

@@ -210,7 +210,9 @@ class Stages:
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
-        return set(Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch))
+        return set(
+            Selector(self.acquisition, keep=config.keep, irreducible=nothing, rule=self.rule).check(proxy, batch)
+        )
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
         return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))

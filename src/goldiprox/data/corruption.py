@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from goldiprox.artifacts import write_atomically
 from goldiprox.data.resident import TensorData
-from goldiprox.errors import ConfigError, DataError, UnknownName
+from goldiprox.errors import ConfigError, CorruptFile, DataError, UnknownName
 from goldiprox.randomness import derive
 
 NoiseKind = Literal["uniform", "class", "instance"]
@@ -53,6 +53,22 @@ class Truth:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), sink)
         write_atomically(path, sink.getvalue().to_pybytes())
+
+    @classmethod
+    def open(cls, path: Path) -> "tuple[Truth, np.ndarray | None]":
+        """Reads such a file: the truth, and the labels as they are trained on, where it holds them."""
+        try:
+            table = pq.read_table(path)
+            columns = {name: table.column(name).to_numpy() for name in table.column_names}
+            labels, duplicate_of = (
+                columns[name].astype(np.int64, casting="safe") for name in ("label", "duplicate_of")
+            )
+            mislabelled, noise = (columns[name].astype(bool, casting="safe") for name in ("mislabelled", "white_noise"))
+            given = columns.get("given")
+            given = None if given is None else given.astype(np.int64, casting="safe")
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as e:
+            raise CorruptFile(f"{path} cannot be understood ({type(e).__name__}: {e}); make the run again") from e
+        return cls(labels, mislabelled, noise, duplicate_of), given
 
     @property
     def corrupted(self) -> np.ndarray:

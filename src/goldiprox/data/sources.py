@@ -41,8 +41,8 @@ class Divided(Source):
         return source
 
 
-MNIST_STATS = {"mean": (0.1307,), "std": (0.3081,)}
-CIFAR10_STATS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+MNIST_STATS: dict[str, Any] = {"mean": (0.1307,), "std": (0.3081,)}
+CIFAR10_STATS: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 NUM_TEST_OF_MNIST5K = 1_000
 MAX_CLASSES = 2**16  # unless there are more examples
 
