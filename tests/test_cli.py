@@ -64,6 +64,7 @@ class TestRun:
         assert set(result["corrupted"]) == {"data", "uniform", "loss", "reducible_loss"}
         assert 0.08 < result["corrupted"]["data"] < 0.1
         assert {"steps", "flops", "seconds"} <= set(result["speedup"])
+        assert result["report"] == str(folder / "report.html")
         sequence = gp.Sequence.open(result["sequence"]["path"])
         assert sequence.digest == result["sequence"]["digest"]
         assert len(sequence) == result["sequence"]["steps"] == 12
@@ -73,7 +74,7 @@ class TestRun:
         names = {p.name for p in folder.iterdir()}
         assert names == {
             "config.json", "curves.json", "result.json", "metrics.jsonl", "irreducible.arrow", "sequence.arrow",
-            "truth.parquet",
+            "truth.parquet", "losses.parquet", "report.html",
             "il_model.safetensors", "proxy.safetensors", "model-uniform.safetensors", "model-loss.safetensors",
             "model-reducible_loss.safetensors", "accuracy.png", "corrupted.png",
         }  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class Run:
     data: TensorData | None
     no_data: str = ""
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
         """How often each example of the base data set was picked."""
         return np.bincount(self.ids, minlength=len(self.irreducible))
@@ -139,9 +140,7 @@ def read_run(
     data, no_data = (data, "") if data is not None else _load(config, sequence.header, own, data_dir)
     if given is None and data is not None:
         given = data.labels
-    moments = Moments.open(folder / "losses.parquet") if (folder / "losses.parquet").exists() else None
-    if moments is not None and len(moments.ids) and not 0 <= moments.ids.min() <= moments.ids.max() < len(table):
-        raise CorruptFile(f"{folder / 'losses.parquet'} lists examples that the data set does not have; run it again")
+    moments = _moments(folder / "losses.parquet", len(table), end // sequence.keep)
     try:
         proxy = _proxy(folder / "metrics.jsonl")
         methods = _methods(result, curves, ids, len(table.ids), sequence.keep)
@@ -276,6 +275,17 @@ def _truth(path: Path, length: int, train: np.ndarray) -> tuple[Truth | None, np
     if len(truth.labels) != length:
         raise CorruptFile(f"{path} describes {len(truth.labels):,} examples, the run has {length:,}; run it again")
     return (truth if truth.corrupted[train].any() else None), given
+
+
+def _moments(path: Path, length: int, num_steps: int) -> Moments | None:
+    """Losses of examples that exist, at steps that are shown."""
+    if not path.exists():
+        return None
+    moments = Moments.open(path)
+    if not len(moments.ids) or moments.ids.min() < 0 or moments.ids.max() >= length or moments.steps.min() < 1:
+        raise CorruptFile(f"{path} lists examples or steps that the run does not have; run it again")
+    shown = moments.steps <= num_steps
+    return Moments(moments.ids, moments.steps[shown], moments.losses[shown])
 
 
 def _load(

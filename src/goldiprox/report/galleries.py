@@ -143,7 +143,7 @@ def _item(run: Run, id: int) -> Item:
         None if given is None else run.class_name(given),
         None if true is None else run.class_name(true),
         bool(run.truth is not None and run.truth.white_noise[id]),
-        int((run.ids == id).sum()),
+        int(run.counts[id]),
         float(run.irreducible[id]),
     )
 
