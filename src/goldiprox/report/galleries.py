@@ -94,9 +94,9 @@ def make_galleries(run: Run) -> list[Gallery]:
             run,
             "never",
             "Never kept",
-            f"{len(never):,} of the {len(train):,} training examples were never worth a step. "
-            + (f"{len(drawn)} of them, drawn at random: " if len(never) > len(drawn) else "")
-            + "either known from the start, or not learnable.",
+            f"{len(never):,} of the {len(train):,} training examples are not among the {len(run.ids):,} picks"
+            + (f"; here are {len(drawn)}, drawn at random" if len(never) > len(drawn) else "")
+            + ". When they came up they were known already, not learnable, or outdone by others.",
             drawn,
         ),
         _gallery(
