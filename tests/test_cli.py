@@ -112,11 +112,11 @@ class TestRun:
             for name, figures in result["results"].items():
                 assert again["results"][name]["accuracy"] == figures["accuracy"]
 
-    def test_for_people_it_ends_with_table_figures_and_the_next_command(self, goldiprox, monkeypatch):
+    def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
         assert code == 0
         assert "final accuracy" in out
-        assert "runs/mnist5k-001/accuracy.png" in out
+        assert "runs/mnist5k-001/report.html" in out
         assert (
             "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model mlp512 --seed 1 --noise 0.1"
             in out
