@@ -45,8 +45,8 @@ bench: .venv/.dev  ## ratios measured side by side; fails where one is over its 
 
 # Tests of the report need a browser, and say so where there is none.
 .venv/.browser: .venv/.dev
-	@command -v chromium-headless-shell || command -v chromium || { test "$$(id -u)" = 0 && command -v apt-get && \
-	  { $(APT) || { timeout 60 apt-get update -q && $(APT); }; }; } >/dev/null 2>&1 || true
+	@{ command -v chromium-headless-shell || command -v chromium || { test "$$(id -u)" = 0 && command -v apt-get && \
+	  { $(APT) || { timeout 60 apt-get update -q && $(APT); }; }; }; } >/dev/null 2>&1 || true
 	@touch $@
 
 clean:

@@ -143,7 +143,7 @@ def contents(folder):
             text = path.read_text()
             lines = text.splitlines() if path.suffix == ".jsonl" else [text]
             found[name] = [without_seconds(json.loads(line)) for line in lines]
-        elif path.suffix != ".png":
+        elif path.suffix not in (".png", ".html"):
             found[name] = path.read_bytes()
     return found
 
