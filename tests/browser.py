@@ -1,11 +1,13 @@
 """A headless Chromium, spoken to through its DevTools pipe: no driver, no package, nothing but the browser itself."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -34,11 +36,10 @@ class Browser:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def place() -> None:  # the browser reads from 3 and writes to 4
-            high = [os.dup(to_browser), os.dup(from_browser)]
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
-
+        # The browser reads from 3 and writes to 4. Another interpreter puts them there, from numbers out of the way:
+        # code between fork and exec in this one, which has threads, could hang.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser)]
+        place = f"import os, sys; os.dup2({ends[0]}, 3); os.dup2({ends[1]}, 4); os.execv(sys.argv[1], sys.argv[1:])"
         arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         arguments += [
             "--remote-debugging-pipe",
@@ -47,10 +48,13 @@ class Browser:
             "about:blank",
         ]
         self._process = subprocess.Popen(
-            [path, *arguments], preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-I", "-S", "-c", place, path, *arguments],
+            pass_fds=ends,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        os.close(to_browser)
-        os.close(from_browser)
+        for end in (to_browser, from_browser, *ends):
+            os.close(end)
         self._numbers = itertools.count(1)
         self._answers: Queue = Queue()
         self.complaints: list[str] = []
@@ -58,6 +62,13 @@ class Browser:
         self._events: Queue = Queue()
         threading.Thread(target=self._listen, daemon=True).start()
         self._session = None
+        try:
+            self._attach()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _attach(self) -> None:
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(t["targetId"] for t in targets if t["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

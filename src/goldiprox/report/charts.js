@@ -153,8 +153,8 @@
       unit === "step" ? "A step is one update of the model, on equally many examples in each case."
         : billed ? "The sequence's curve begins where the holdout model and the proxy's first steps are paid for: what a single model costs."
           : "What training the model alone costs: the view of whoever was given the sequence.";
-    const early = lines.map(({ y }) => y[Math.floor(y.length / 8)]);
-    const low = Math.max(0, 5 * Math.floor((Math.min(...early) - 4) / 5));
+    const later = lines.flatMap(({ y }) => y.slice(Math.floor(y.length / 8))); // the first steps would take half the height
+    const low = Math.max(0, 5 * Math.floor((Math.min(...later) - 1) / 5));
     const top = Math.max(...lines.flatMap(({ y }) => y));
     const high = Math.min(100, Math.max(5 * Math.ceil((top + 1) / 5), low + 10));
     const levels = runs.flatMap((run) => run.methods).filter((m) => m.role === "uniform").map((m) => ({ y: m.accuracy.at(-1), role: "uniform" }));

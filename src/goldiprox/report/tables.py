@@ -110,16 +110,24 @@ def verdict(run: Run) -> str:
             if factors["steps"] > 1
             else "It needed all of its steps to reach uniform's final accuracy."
         )
-        alone, given = factors["seconds"], factors["replay"]["seconds"]
+        # Where FLOPs are known: they do not depend on what else the machine did.
+        unit, name = ("flops", "FLOPs") if factors["flops"] is not None else ("seconds", "seconds")
+        alone, given = factors[unit], factors["replay"][unit]
         if alone is not None and given is not None:
-            paid = f"{times(alone)} faster" if alone >= 1 else f"{times(1 / alone)} slower"
             said.append(
-                f"In seconds, whoever is given the sequence gets there {times(given)} as fast; a single model that "
-                f"also pays for the holdout model and the proxy is {paid} than uniform training."
+                f"In {name}, whoever is given the sequence pays {_compared(given)} uniform training. A single "
+                f"model, with the holdout model and the proxy on its bill, pays {_compared(alone)} uniform."
             )
     seed = run.result["seed"]
     said.append(f"One seed ({seed}), on {run.result['device']}: another seed gives somewhat other figures.")
     return " ".join(said)
+
+
+def _compared(factor: float) -> str:
+    """Uniform's cost divided by another, as the other's part of a comparison."""
+    if 0.95 < factor < 1.05:
+        return "about as much as"
+    return f"{times(factor)} less than" if factor > 1 else f"{times(1 / factor)} more than"
 
 
 def curve_rows(method: Method) -> list[dict[str, str]]:
