@@ -239,6 +239,12 @@ class TestExamples:
         assert len(kept.items[0].text) == 280
         assert "<blockquote>word" in make_page([read_run(folder, data=damaged(data, folder))])
 
+    def test_a_data_set_that_fails_to_show_itself_is_named(self, tmp_path):
+        data = make_images(show=lambda x: 1 / 0)
+        folder = make_folder(tmp_path / "r", data)
+        with pytest.raises(gp.DataError, match=r"made: its show\(\) failed \(ZeroDivisionError"):
+            make_page([read_run(folder, data=damaged(data, folder))])
+
     def test_anything_else_is_a_row_of_figures(self, tmp_path):
         data = gp.TensorData(torch.arange(1200.0).view(60, 20), torch.arange(60) % 3, num_classes=3)
         folder = make_folder(tmp_path / "r", data)
@@ -332,6 +338,15 @@ class TestHostile:
             assert "cannot be shown" in make_page([read_run(folder)])
         else:
             with pytest.raises(CorruptFile, match="do not fit together"):
+                read_run(folder)
+
+    def test_labels_that_no_data_set_has_are_refused(self, tmp_path):
+        folder = make_folder(tmp_path / "r", make_images())
+        truth, given = Truth.open(folder / "truth.parquet")
+        for label in (2**60, -1):
+            given[0] = label
+            truth.save(folder / "truth.parquet", given=given)
+            with pytest.raises(CorruptFile, match="holds labels from"):
                 read_run(folder)
 
     def test_files_that_are_no_files_of_ours_are_refused(self, tmp_path):

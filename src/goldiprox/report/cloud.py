@@ -23,7 +23,7 @@ def encode(values: np.ndarray) -> str:
 
 def on_scale(losses: np.ndarray, top: float) -> np.ndarray:
     """Losses on a logarithmic scale, as whole numbers from 0 (at `LOWEST` or below) to `SCALE` (at `top`)."""
-    logs = np.log10(np.clip(losses, 10**LOWEST, 10**top))
+    logs = np.log10(np.clip(np.nan_to_num(losses), 10**LOWEST, 10**top))
     return np.round((logs - LOWEST) / (top - LOWEST) * SCALE).astype("<u2")
 
 
@@ -37,7 +37,7 @@ def make_cloud(run: Run) -> dict[str, Any] | None:
     moments = run.moments if run.moments is not None and len(run.moments.steps) else None
     irreducible = run.irreducible[run.ids]
     flags = run.truth.corrupted if run.truth is not None else np.zeros(len(run.irreducible), bool)
-    highest = max(np.nanmax(run.irreducible), run.losses.max(), 10 ** (LOWEST + 1))
+    highest = np.nanmax([np.nanmax(run.irreducible), np.nan_to_num(run.losses).max(), 10 ** (LOWEST + 1)])
     top = min(HIGHEST, np.ceil(4 * np.log10(highest)) / 4)
     x, y = on_scale(irreducible, top), on_scale(run.losses, top)
     num_steps = len(run.ids) // run.keep
@@ -65,8 +65,7 @@ def make_cloud(run: Run) -> dict[str, Any] | None:
         )
     cloud: dict[str, Any] = {"bins": BINS, "low": LOWEST, "high": float(top), "parts": parts}
     if moments is not None:
-        known = np.nan_to_num(run.irreducible[moments.ids], nan=0.0)
-        cloud["allX"] = encode(on_scale(known, top))
+        cloud["allX"] = encode(on_scale(run.irreducible[moments.ids], top))
         cloud["allFlags"] = encode(flags[moments.ids].astype(np.uint8))
     return cloud
 

@@ -14,6 +14,7 @@ from goldiprox.artifacts import Header
 from goldiprox.checkpoint import is_unfinished
 from goldiprox.data import TensorData, require_fingerprint
 from goldiprox.data.corruption import NoiseKind, Truth
+from goldiprox.data.sources import MAX_CLASSES
 from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, MissingFile
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost
@@ -274,6 +275,9 @@ def _truth(path: Path, length: int, train: np.ndarray) -> tuple[Truth | None, np
     truth, given = Truth.open(path)
     if len(truth.labels) != length:
         raise CorruptFile(f"{path} describes {len(truth.labels):,} examples, the run has {length:,}; run it again")
+    for labels in (truth.labels, truth.labels if given is None else given):
+        if len(labels) and not 0 <= labels.min() <= labels.max() < max(length, MAX_CLASSES):
+            raise CorruptFile(f"{path} holds labels from {labels.min()} to {labels.max()}; run it again")
     return (truth if truth.corrupted[train].any() else None), given
 
 

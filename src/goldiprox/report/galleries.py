@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from goldiprox.data import TensorData
+from goldiprox.errors import DataError
 from goldiprox.randomness import derive
 from goldiprox.report.collect import Run
 
@@ -118,7 +119,7 @@ def _gallery(run: Run, key: str, title: str, caption: str, ids: np.ndarray) -> G
         return Gallery(key, title, caption, "text", [])
     inputs = data.x[torch.as_tensor(ids, device=data.x.device)].cpu()
     if data.show is not None:
-        items = [_with(item, text=_shortened(data.show(x))) for item, x in zip(items, inputs, strict=True)]
+        items = [_with(item, text=_text(data, x)) for item, x in zip(items, inputs, strict=True)]
         return Gallery(key, title, caption, "text", items)
     images = as_images(data, inputs)
     if images is not None:
@@ -152,8 +153,15 @@ def _with(item: Item, **more: Any) -> Item:
     return Item(**{**vars(item), **more})
 
 
-def _shortened(text: str) -> str:
-    text = str(text)
+def _text(data: TensorData, x: torch.Tensor) -> str:
+    assert data.show is not None
+    try:
+        text = str(data.show(x))
+    except Exception as e:  # a user's function, at the end of a long run
+        raise DataError(
+            f"{data.name}: its show() failed ({type(e).__name__}: {e}); correct it, then make the page with "
+            f"`goldiprox report`"
+        ) from e
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
