@@ -323,6 +323,7 @@ class TestHostile:
         [
             ("result.json", {"ledger": {"irreducible": {"flops": "<b>"}}}),
             ("result.json", {"seed": "<b>"}),
+            ("result.json", {"seed": float("nan")}),
             ("result.json", {"versions": None}),
             ("result.json", {"model": []}),
             ("curves.json", {"reducible_loss": {"evaluations": []}}),

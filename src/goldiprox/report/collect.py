@@ -1,6 +1,7 @@
 """What a run's folder holds, read and checked: everything a page shows comes through here."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -262,10 +263,10 @@ def _methods(
 
 
 def _check_numbers(*values: Any) -> None:
-    """What is drawn has to be numbers: text would be taken for text by no one until it is in a page."""
+    """What is drawn has to be finite numbers; JSON from strangers may hold anything in their place."""
     for value in values:
-        if type(value) not in (int, float):
-            raise TypeError(f"{value!r} is not a number")
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise TypeError(f"{value!r} is not a finite number")
 
 
 def _truth(path: Path, length: int, train: np.ndarray) -> tuple[Truth | None, np.ndarray | None]:

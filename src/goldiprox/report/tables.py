@@ -238,8 +238,8 @@ def fingerprint_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def setting_rows(runs: list[Run]) -> list[tuple[str, list[str], bool]]:
-    """Every setting of every run, and whether it differs among them."""
+    """Every setting of every run, and whether it differs among them; but not where data lies on this machine."""
     tables = [flat({k: v for k, v in run.config.items() if k != "versions"}) for run in runs]
-    names = list(dict.fromkeys(name for table in tables for name in table))
+    names = [n for n in dict.fromkeys(name for table in tables for name in table) if n != "data.data_dir"]
     rows = [(name, [table.get(name, "n/a").strip('"') for table in tables]) for name in names]
     return [(name, values, len(set(values)) > 1) for name, values in rows]
