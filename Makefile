@@ -6,16 +6,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run in two processes; one thread each keeps them off each other's core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 ARGS ?=
+APT := timeout 300 apt-get install -yq --no-install-recommends chromium-headless-shell
 
 .PHONY: run test test-all check format bench clean
 
 run: .venv/.run  ## the whole pipeline on the embedded data; ARGS="--seed 1" passes flags on
 	$(BIN)/goldiprox run $(ARGS)
 
-test: .venv/.dev  ## the default suite: minutes on two cores
+test: .venv/.browser  ## the default suite: minutes on two cores
 	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
-test-all: .venv/.dev  ## everything this machine can run
+test-all: .venv/.browser  ## everything this machine can run
 	$(PYTEST) $(ARGS)
 
 check: .venv/.dev  ## formatting, lint, types
@@ -41,6 +42,12 @@ bench: .venv/.dev  ## ratios measured side by side; fails where one is over its 
 .venv/.dev: .venv/.run
 	$(BIN)/pip install -q -e ".[demo,report,ray,dev]"
 	touch $@
+
+# Tests of the report need a browser, and say so where there is none.
+.venv/.browser: .venv/.dev
+	@{ command -v chromium-headless-shell || command -v chromium || { test "$$(id -u)" = 0 && command -v apt-get && \
+	  { $(APT) || { timeout 60 apt-get update -q && $(APT); }; }; }; } >/dev/null 2>&1 || true
+	@touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

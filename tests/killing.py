@@ -124,7 +124,9 @@ def kill(command, folder, checkpoints, step, delay):
 
 def without_seconds(value):
     if isinstance(value, dict):
-        timeless = {k: v for k, v in value.items() if "seconds" not in k and k not in ("out", "path", "figures")}
+        timeless = {
+            k: v for k, v in value.items() if "seconds" not in k and k not in ("out", "path", "figures", "report")
+        }
         return {k: without_seconds(v) for k, v in timeless.items()}
     return [without_seconds(v) for v in value] if isinstance(value, list) else value
 
@@ -141,7 +143,7 @@ def contents(folder):
             text = path.read_text()
             lines = text.splitlines() if path.suffix == ".jsonl" else [text]
             found[name] = [without_seconds(json.loads(line)) for line in lines]
-        elif path.suffix != ".png":
+        elif path.suffix not in (".png", ".html"):
             found[name] = path.read_bytes()
     return found
 

@@ -66,6 +66,7 @@ class TestRun:
         assert set(result["corrupted"]) == {"data", "uniform", "loss", "reducible_loss"}
         assert 0.08 < result["corrupted"]["data"] < 0.1
         assert {"steps", "flops", "seconds"} <= set(result["speedup"])
+        assert result["report"] == str(folder / "report.html")
         sequence = gp.Sequence.open(result["sequence"]["path"])
         assert sequence.digest == result["sequence"]["digest"]
         assert len(sequence) == result["sequence"]["steps"] == 12
@@ -75,7 +76,7 @@ class TestRun:
         names = {p.name for p in folder.iterdir()}
         assert names == {
             "config.json", "curves.json", "result.json", "metrics.jsonl", "irreducible.arrow", "sequence.arrow",
-            "truth.parquet",
+            "truth.parquet", "losses.parquet", "report.html",
             "il_model.safetensors", "proxy.safetensors", "model-uniform.safetensors", "model-loss.safetensors",
             "model-reducible_loss.safetensors", "accuracy.png", "corrupted.png",
         }  # fmt: skip
@@ -113,11 +114,11 @@ class TestRun:
             for name, figures in result["results"].items():
                 assert again["results"][name]["accuracy"] == figures["accuracy"]
 
-    def test_for_people_it_ends_with_table_figures_and_the_next_command(self, goldiprox, monkeypatch):
+    def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
         assert code == 0
         assert "final accuracy" in out
-        assert "runs/mnist5k-001/accuracy.png" in out
+        assert "runs/mnist5k-001/report.html" in out
         assert (
             "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model mlp512 --seed 1 --noise 0.1"
             in out

@@ -1,12 +1,15 @@
 """What a run shows: when an accuracy was reached, at which cost, and what was picked."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 Evaluations = Sequence[Mapping[str, Any]]
+REPLAYS = (1, 5, 20)
+"""Over how many models the cost of a sequence is shared, in tables."""
 
 
 def first_reaching(evaluations: Evaluations, accuracy: float) -> Mapping[str, Any] | None:
@@ -24,8 +27,8 @@ def speedup(
     """How much cheaper the model reached the final accuracy of uniform training.
 
     ``flops`` and ``seconds`` count everything: the holdout model, the proxy up to that step, and the model up to
-    that step. ``replay`` counts the model alone, as for anyone who was given the sequence. All are None where the
-    accuracy was not reached.
+    that step. ``replay`` counts the model alone, as for anyone who was given the sequence. ``amortised`` is between
+    the two: what is paid once is shared by so many models. All are None where the accuracy was not reached.
 
     Args:
         uniform: Evaluations of the model trained uniformly.
@@ -36,16 +39,27 @@ def speedup(
     target = uniform[-1]
     reached = first_reaching(model, target["accuracy"])
     if reached is None:
-        return {"steps": None, "flops": None, "seconds": None, "replay": {"flops": None, "seconds": None}}
+        unknown = {"flops": None, "seconds": None}
+        amortised = {str(models): dict(unknown) for models in REPLAYS}
+        return {"steps": None, **unknown, "replay": dict(unknown), "amortised": amortised}
     selecting = next(e for e in proxy if e["step"] >= reached["step"])
-    full: dict[str, float | None] = {}
-    replay: dict[str, float | None] = {}
-    for unit in ("flops", "seconds"):
-        costs = [target[unit], reached[unit], selecting[unit], paid_once[unit]]
-        known = [c for c in costs if c is not None]
-        full[unit] = known[0] / sum(known[1:]) if len(known) == len(costs) else None
-        replay[unit] = known[0] / known[1] if len(known) == len(costs) else None
-    return {"steps": target["step"] / reached["step"], **full, "replay": replay}
+
+    def factors(models: float) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        for unit in ("flops", "seconds"):
+            costs = [target[unit], reached[unit], selecting[unit], paid_once[unit]]
+            known = [c for c in costs if c is not None]
+            total = known[1] + sum(known[2:]) / models if len(known) == len(costs) else 0
+            found[unit] = known[0] / total if total else None
+        return found
+
+    amortised = {str(models): factors(models) for models in REPLAYS}
+    return {
+        "steps": target["step"] / reached["step"],
+        **factors(1),
+        "replay": factors(math.inf),
+        "amortised": amortised,
+    }
 
 
 def share(ids: np.ndarray, flags: np.ndarray) -> float:
@@ -57,6 +71,12 @@ def share_over_time(ids: np.ndarray, flags: np.ndarray, *, keep: int, steps: Seq
     """The share of flagged picks since the step before, at each of these steps."""
     ends = [0, *steps]
     return [share(ids[a * keep : b * keep], flags) for a, b in itertools.pairwise(ends)]
+
+
+def coverage_over_time(ids: np.ndarray, *, num_train: int, keep: int, steps: Sequence[int]) -> list[float]:
+    """The share of the training side that has been picked at least once, after each of these steps."""
+    first = np.sort(np.unique(ids, return_index=True)[1])  # where each example comes up for the first time
+    return (np.searchsorted(first, np.asarray(steps) * keep) / max(num_train, 1)).tolist()
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

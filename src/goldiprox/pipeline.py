@@ -8,15 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from goldiprox import tracking
 from goldiprox.acquisition import loss, uniform
-from goldiprox.analysis import share, share_over_time, speedup
+from goldiprox.analysis import coverage_over_time, share, share_over_time, speedup
 from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
 from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
+from goldiprox.moments import KEY, Moments, watched_ids
 from goldiprox.sequence import Sequence, statistics
 from goldiprox.stages import Progress, RunConfig, Stages
 from goldiprox.storage import is_being_written
@@ -28,6 +31,8 @@ OURS = (
     "*.json",
     "metrics.jsonl",
     "truth.parquet",
+    "losses.parquet",
+    "report.html",
     "accuracy.png",
     "corrupted.png",
 )
@@ -114,10 +119,12 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
     track: Seq[str] = (),
+    finish: Callable[[Path, Stages], None] | None = None,
 ) -> dict[str, Any]:
     """Does all of it, and leaves every file of it in one folder; see `run_folder` for its arguments.
 
-    `track` names trackers, see `goldiprox.tracking.BACKENDS`.
+    `track` names trackers, see `goldiprox.tracking.BACKENDS`. `finish` is called with the folder and the stages when
+    the run is complete, whatever becomes of what it does.
 
     Returns:
         What ``goldiprox run --json`` prints.
@@ -127,7 +134,7 @@ def run(
     stages.check_candidates()
     if not config.num_folds:
         stages.prepared.split.require_holdout()
-    stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
+    computed = stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
     stages.build(config.il_model or config.proxy, "holdout model", config.seed)
     name = Path(config.data.data.replace(":", "-")).name
@@ -141,28 +148,41 @@ def run(
             track, folder / TRACKING, name=folder.name, config=settings, resume=stages.checkpoints.continues
         )
         with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
-            result, curves = _run_stages(stages, folder, metrics)
+            result, curves = _run_stages(stages, folder, metrics, columns=("loss",) if "loss" in computed else ())
         write_json(folder / "result.json", result)
         write_json(folder / "curves.json", curves)
+    if finish:
+        finish(folder, stages)
     return result
 
 
-def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run_stages(
+    stages: Stages, folder: Path, metrics: JsonLines, columns: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage in order: what is printed, and what is drawn."""
-    config, truth, keep = stages.config, stages.prepared.truth, stages.config.keep
+    config, truth, keep, train = stages.config, stages.prepared.truth, stages.config.keep, stages.prepared.split.train
+    watched, moments = watched_ids(train, config.seed), {}
 
     def logger(stage: str) -> OnRecord:
-        return lambda record: metrics({"stage": stage, **record})
+        def log(record: dict[str, Any]) -> None:
+            if KEY in record:
+                moments[record["step"]] = record[KEY]
+            metrics({"stage": stage, **{k: v for k, v in record.items() if k != KEY}})
 
-    truth.save(folder / "truth.parquet")
+        return log
+
+    labels = stages.data.labels
+    truth.save(folder / "truth.parquet", given=labels)
     table, il_models, il_summary = stages.irreducible()
     table.save(folder / "irreducible.arrow", force=True)  # the same again, where a run is continued
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
-    probe = stages.probe(table)
-    selected, proxy = stages.select(table, folder / "sequence.arrow", on_record=logger("select"), probe=probe)
+    path, probe = folder / "sequence.arrow", stages.probe(table)
+    settings = {"columns": columns, "watched": watched, "probe": probe}
+    selected, proxy = stages.select(table, path, on_record=logger("select"), **settings)
+    Moments.of(watched, moments).save(folder / "losses.parquet")
     save_weights(proxy, folder / "proxy.safetensors")
-    sequence = Sequence.open(folder / "sequence.arrow", data=stages.data)
+    sequence = Sequence.open(path, data=stages.data)
     method = config.acquisition.rpartition(":")[2]
     histories: dict[str, History] = {}
     picks = {method: selected.ids}
@@ -176,13 +196,15 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
         histories[name], picks[name] = recording.history, recording.ids
         save_weights(model, folder / f"model-{name}.safetensors")
     flags = truth.corrupted
-    curves = {
-        name: {
+    curves = {}
+    for name, history in histories.items():
+        steps = [e["step"] for e in history.evaluations]
+        curves[name] = {
             "evaluations": history.evaluations,
-            "corrupted": share_over_time(picks[name], flags, keep=keep, steps=[e["step"] for e in history.evaluations]),
+            "corrupted": share_over_time(picks[name], flags, keep=keep, steps=steps),
+            "coverage": coverage_over_time(picks[name], num_train=len(train), keep=keep, steps=steps),
+            "classes": np.bincount(labels[picks[name]], minlength=stages.data.num_classes or 0).tolist(),
         }
-        for name, history in histories.items()
-    }
     bill = stages.ledger.stages["irreducible"]
     stats = statistics(sequence)
     result = {
@@ -197,7 +219,7 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
         "sequence": {
             "digest": sequence.digest,
             "steps": len(sequence),
-            "path": str(folder / "sequence.arrow"),
+            "path": str(path),
             "keep": keep,
             "coverage": stats.coverage,
             "most_repeated": stats.most_repeated,
@@ -220,7 +242,7 @@ def _run_stages(stages: Stages, folder: Path, metrics: JsonLines) -> tuple[dict[
             paid_once={"flops": bill.flops, "seconds": bill.seconds},
         ),
         "corrupted": {
-            "data": share(stages.prepared.split.train, flags),
+            "data": share(train, flags),
             **{name: share(ids, flags) for name, ids in picks.items()},
         },
         "ledger": stages.ledger.as_dict(),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost, Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
+from goldiprox.moments import watching
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.probe import Probe
@@ -51,6 +53,7 @@ class RunConfig:
         rule: Turns scores into a choice.
         temperature: Of the rule ``gumbel_top_k``.
         mix_fraction: Of the rule ``mix``.
+        ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
         candidates: Scored per step.
         keep: Trained on per step.
         epochs: Passes over the candidates.
@@ -71,6 +74,7 @@ class RunConfig:
     rule: str = "top_k"
     temperature: float = 1.0
     mix_fraction: float = 0.5
+    ahead: bool = False
     candidates: int = 320
     keep: int = 32
     epochs: int = 20
@@ -219,21 +223,30 @@ class Stages:
         finally:
             torch.set_num_threads(before)
 
-    def try_selection(self, proxy: nn.Module, acquisition: Acquisition | None = None, rule: Rule | None = None) -> None:
-        """One selection without a trace, so that a long run does not fail at its second stage."""
+    def try_selection(
+        self, proxy: nn.Module, acquisition: Acquisition | None = None, rule: Rule | None = None
+    ) -> set[str]:
+        """One selection without a trace, so that a long run does not fail at its second stage.
+
+        Returns:
+            What is computed on the way, and so can be recorded beside ids.
+        """
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
         select = Selector(
             acquisition or self.acquisition, keep=config.keep, irreducible=nothing, rule=rule or self.rule
         )
-        select.check(proxy, batch)
+        return set(select.check(proxy, batch))
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
         return self.checkpoints and self.checkpoints.part(stage.replace(" ", "-"))
 
-    def evaluate(self) -> Evaluate:
-        return evaluate_on(self.test, forward=in_precision(call, self.config.training.precision))
+    def evaluate(self, watched: np.ndarray | None = None) -> Evaluate:
+        """Figures on the test set; with `watched`, beside them the losses of these training examples."""
+        forward = in_precision(call, self.config.training.precision)
+        evaluate = evaluate_on(self.test, forward=forward)
+        return evaluate if watched is None else watching(evaluate, self.data, watched, forward=forward)
 
     def probe(self, table: IrreducibleLosses) -> Probe:
         """What compares proxy and model while they train."""
@@ -278,13 +291,14 @@ class Stages:
         *,
         force: bool = False,
         columns: tuple[str, ...] = (),
+        watched: np.ndarray | None = None,
         on_record: OnRecord | None = None,
         probe: Probe | None = None,
         **together: Any,
     ) -> tuple[Recording, nn.Module]:
         """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
-        proxy, evaluate = self.build(self.config.proxy, "proxy", self.config.seed), self.evaluate()
+        proxy, evaluate = self.build(self.config.proxy, "proxy", self.config.seed), self.evaluate(watched)
         if probe:
             evaluate, on_record = probe.of_proxy(evaluate, on_record)
         settings = {"evaluate": evaluate, **together}
@@ -317,6 +331,7 @@ class Stages:
                 irreducible=table,
                 acquisition=acquisition,
                 rule=self.rule if stage == "select" else None,
+                ahead=config.ahead and stage == "select",
                 candidates=config.candidates,
                 keep=config.keep,
                 epochs=config.epochs,
@@ -342,7 +357,7 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
-                **settings,
+                **{"evaluate": self.evaluate(), **settings},
             )
         self._bill(stage, recording.history.cost, recording.steps)
         return recording

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from goldiprox._version import __version__
-from goldiprox.cli import bench, compare, data, files, materialize, paper, run, stages
+from goldiprox.cli import bench, compare, data, files, materialize, paper, report, run, stages
 from goldiprox.cli.console import failure
 from goldiprox.errors import ConfigError, GoldiproxError, UnknownName
 
@@ -22,6 +22,7 @@ app.command("run")(run.run)
 app.command("irreducible")(stages.irreducible)
 app.command("select")(stages.select)
 app.command("train")(stages.train)
+app.command("report")(report.report)
 app.command("inspect")(files.inspect)
 app.command("verify")(files.verify)
 app.command("materialize")(materialize.materialize)

@@ -10,8 +10,10 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, show_trackers, table, times
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
-from goldiprox.errors import MissingExtra
-from goldiprox.stages import RunConfig, Silent
+from goldiprox.errors import GoldiproxError, MissingExtra
+from goldiprox.report.collect import read_run
+from goldiprox.report.page import NAME, write_page
+from goldiprox.stages import RunConfig, Silent, Stages
 
 
 @o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None)
@@ -26,6 +28,14 @@ def run(
 ) -> None:
     """Do all of it: holdout model, proxy, sequence, and the large model on it, on uniform and on high-loss batches."""
     progress = Silent() if json else Bars()
+    drawn: dict[str, Any] = {"report": None, "figures": []}
+
+    def draw(folder: Path, stages: Stages) -> None:
+        try:
+            drawn["report"] = str(write_page([read_run(folder, data=stages.prepared.data)], folder / NAME))
+        except GoldiproxError as e:
+            err.print(f"no report: {e}")
+
     result = pipeline.run(
         config,
         str(out_folder) if out_folder else None,
@@ -35,14 +45,15 @@ def run(
         stop=stop,
         progress=progress,
         track=track or (),
+        finish=draw,
     )
     try:
         from goldiprox.report.figures import draw_run
 
-        result["figures"] = [str(p) for p in draw_run(Path(result["out"]), result)]
+        drawn["figures"] = [str(p) for p in draw_run(Path(result["out"]), result)]
     except MissingExtra as e:
-        result["figures"] = []
         err.print(f"no figures: {e}")
+    result |= drawn
     if json:
         print_json(result)
     else:
@@ -84,9 +95,9 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         title = "Reaching uniform's final accuracy: uniform's cost divided by the sequence's"
         out.print(table(title, ["", "steps", "FLOPs", "seconds"], rows))
     caution = "; seconds depend on what else runs on this machine" if result["device"] == "cpu" else ""
-    out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files and figures: {result['out']}")
-    for path in result["figures"]:
-        out.print(f"  {path}")
+    out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files: {result['out']}")
+    if result["report"]:
+        out.print(f"To look at, in any browser: {result['report']}")
 
 
 def _next(result: dict[str, Any], config: RunConfig) -> None:

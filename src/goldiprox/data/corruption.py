@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from goldiprox.artifacts import write_atomically
 from goldiprox.data.resident import TensorData
-from goldiprox.errors import ConfigError, DataError, UnknownName
+from goldiprox.errors import ConfigError, CorruptFile, DataError, UnknownName
 from goldiprox.randomness import derive
 
 NoiseKind = Literal["uniform", "class", "instance"]
@@ -40,13 +40,35 @@ class Truth:
         n = len(data)
         return cls(data.labels.copy(), np.zeros(n, bool), np.zeros(n, bool), np.full(n, -1))
 
-    def save(self, path: Path) -> None:
-        """Writes it as Parquet, one row per id, so that any tool can compare picks with it."""
-        columns = {"id": np.arange(len(self.labels)), "label": self.labels, "mislabelled": self.mislabelled}
-        columns |= {"white_noise": self.white_noise, "duplicate_of": self.duplicate_of}
+    def save(self, path: Path, given: np.ndarray) -> None:
+        """Writes it as Parquet, one row per id, so that any tool can compare picks with it.
+
+        Args:
+            path: The file.
+            given: The labels as they are trained on.
+        """
+        columns = {"id": np.arange(len(self.labels)), "label": self.labels, "given": given}
+        columns |= {"mislabelled": self.mislabelled, "white_noise": self.white_noise}
+        columns |= {"duplicate_of": self.duplicate_of}
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), sink)
         write_atomically(path, sink.getvalue().to_pybytes())
+
+    @classmethod
+    def open(cls, path: Path) -> "tuple[Truth, np.ndarray | None]":
+        """Reads such a file: the truth, and the labels as they are trained on, where it holds them."""
+        try:
+            table = pq.read_table(path)
+            columns = {name: table.column(name).to_numpy() for name in table.column_names}
+            labels, duplicate_of = (
+                columns[name].astype(np.int64, casting="safe") for name in ("label", "duplicate_of")
+            )
+            mislabelled, noise = (columns[name].astype(bool, casting="safe") for name in ("mislabelled", "white_noise"))
+            given = columns.get("given")
+            given = None if given is None else given.astype(np.int64, casting="safe")
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as e:
+            raise CorruptFile(f"{path} cannot be understood ({type(e).__name__}: {e}); make the run again") from e
+        return cls(labels, mislabelled, noise, duplicate_of), given
 
     @property
     def corrupted(self) -> np.ndarray:

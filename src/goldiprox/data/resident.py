@@ -1,5 +1,6 @@
 """Data that lives on the device as one tensor, and is normalised when a batch is taken from it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class TensorData(Dataset):
         std: Likewise.
         name: For messages and reports.
         class_names: For reports.
+        show: For reports, how an input as it is stored reads where it is neither an image nor a row of figures:
+            ``lambda tokens: tokenizer.decode(tokens)``, say.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class TensorData(Dataset):
         std: tuple[float, ...] | None = None,
         name: str = "data",
         class_names: tuple[str, ...] = (),
+        show: Callable[[Tensor], str] | None = None,
     ):
         if len(x) != len(y):
             raise DataError(f"{name}: {len(x):,} inputs but {len(y):,} targets")
@@ -48,7 +52,7 @@ class TensorData(Dataset):
             raise DataError(f"{name}: give both mean and std, or neither")
         self.x, self.y = x, y
         self.num_classes, self.mean, self.std = num_classes, mean, std
-        self.name, self.class_names = name, class_names
+        self.name, self.class_names, self.show = name, class_names, show
         last = x.ndim == 4 and x.shape[1] > 1 and x.is_contiguous(memory_format=torch.channels_last)
         # Rows are taken from memory as it lies: indexing a view with channels last would undo that.
         self._rows = x.permute(0, 2, 3, 1) if last and not x.is_contiguous() else x
@@ -129,11 +133,11 @@ class TensorData(Dataset):
         return self._copies[str(device)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_copies": {}}  # loading processes need the original only
+        return vars(self) | {"_copies": {}, "show": None}  # loading processes need the original only, and show nothing
 
     def replace(self, **changes: Any) -> "TensorData":
         """A copy with some of its parts exchanged."""
-        parts = {k: getattr(self, k) for k in ("x", "y", "num_classes", "mean", "std", "name", "class_names")}
+        parts = {k: getattr(self, k) for k in ("x", "y", "num_classes", "mean", "std", "name", "class_names", "show")}
         return TensorData(**(parts | changes))
 
     @property
@@ -184,4 +188,5 @@ def as_resident(dataset: Any, name: str, *, num_classes: int | None = None) -> T
     y = torch.stack(ys)
     if num_classes is None and not y.is_floating_point() and y.ndim == 1:
         num_classes = int(y.max()) + 1
-    return TensorData(torch.stack(xs), y, num_classes=num_classes, name=name)
+    show: Any = getattr(dataset, "show", None)
+    return TensorData(torch.stack(xs), y, num_classes=num_classes, name=name, show=show)

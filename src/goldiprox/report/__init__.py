@@ -1,1 +1,1 @@
-"""Pictures of runs."""
+"""Pictures of runs, and the page that holds them all."""
