@@ -48,3 +48,13 @@ def test_a_replay_ends_as_the_proxy_did(tmp_path):
     data, again = make_blobs(), make_mlp()
     gp.replay(again, data, gp.Sequence.open(tmp_path / "s.arrow", data=data), config=SETTINGS["config"])
     assert same_weights(proxy, again)
+
+
+def test_evaluations_hold_the_figures_of_the_scores_that_were_chosen_by():
+    data = make_blobs()
+    settings = {"evaluate": gp.evaluate_on(data), "eval_every": 1}
+    fresh = gp.record(make_mlp(), data, irreducible=make_irreducible(data), **SETTINGS, **settings).history.evaluations
+    recording, _ = recorded(**settings)
+    assert [e.keys() for e in recording.history.evaluations] == [e.keys() for e in fresh]
+    assert recording.history.evaluations[0]["score_p50"] == fresh[0]["score_p50"]  # both from the first weights
+    assert recording.history.evaluations[-1]["score_p50"] != fresh[-1]["score_p50"]

@@ -38,12 +38,12 @@ def choose_ahead(
     waiting = None
     for batch in load(sampler.batches(start)):
         if waiting is None and pending.values is not None:
-            values = {name: v.to(batch.ids.device) for name, v in pending.values.items() if name != "scores"}
+            values = {name: v.to(batch.ids.device) for name, v in pending.values.items()}
             rows = (batch.ids[None, :] == values.pop("id")[:, None]).int().argmax(1)
             made = batch.take(rows), values
         else:
             kept = select(model, batch)
-            made = kept, select.chosen
+            made = kept, {**select.chosen, "scores": select.scores}
             pending.values = {"id": kept.ids, **made[1]}
         if waiting is not None:
             yield waiting
