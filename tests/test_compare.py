@@ -25,6 +25,7 @@ from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.loop import History
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Silent
+from test_cli import goldiprox  # noqa: F401
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 3.0)
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -233,6 +234,9 @@ class TestPlan:
         [
             ({"steps": 5}, "at least 12"),
             ({"budgets": (0, 1)}, "positive"),
+            ({"budgets": (1, float("nan"))}, "--budgets 1,nan: give positive"),
+            ({"budgets": (float("inf"),)}, "at most 1,000"),
+            ({"config": RunConfig(keep=400)}, "cannot keep 400 of 320"),
             ({"seeds": ()}, "at least one"),
             ({"methods": ()}, "no method"),
             ({"methods": (Method("top_k"), Method("top_k"))}, "given twice"),
@@ -390,16 +394,17 @@ class TestRuns:
 
 
 class TestCommand:
-    def test_quick(self, tmp_path, goldiprox):
+    def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")
         assert code == 0
         result = json.loads(out)
         assert result["model"] == "mlp512"
         assert Path(result["figures"][0]).is_file()
-        code, shown, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c")
+        code, shown, _ = goldiprox("compare", "--quick", "--noise", "0.1", "--out", tmp_path / "c")
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
-        for said in ("uniform, 2x", "gumbel_top_k:1", "in FLOPs: ", "on its way: ", "Next: "):
+        again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
+        for said in ("uniform, 2x", "gumbel_top_k:1", "in FLOPs: ", "on its way: ", again):
             assert said in shown
 
     @pytest.mark.parametrize(
@@ -415,26 +420,8 @@ class TestCommand:
             (["--seeds", "0"], "at least one"),
         ],
     )
-    def test_bad_usage(self, flags, said, goldiprox, tmp_path):
+    def test_bad_usage(self, flags, said, goldiprox, tmp_path):  # noqa: F811
         code, _, err = goldiprox("compare", *flags, "--out", tmp_path / "c")
         assert code == 2
         assert said in err
         assert not (tmp_path / "c").exists()
-
-
-@pytest.fixture
-def goldiprox(capsys, monkeypatch):
-    """Runs the command line in this process: exit code, stdout, stderr."""
-    from goldiprox.cli import main
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["goldiprox", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-        else:
-            code = 0
-        return code, *capsys.readouterr()
-
-    return call

@@ -1,8 +1,9 @@
 """`goldiprox compare`: does selection pay, on this data, for this model?"""
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -100,8 +101,7 @@ def compare(
     out.print(f"Numbers and figures: {', '.join([str(target / 'compare.json'), *result['figures']])}")
     if quick:
         out.print("Quick: a few steps, to see that it runs; the verdict needs the full size.")
-        again = "".join(f" --method {quote(text)}" for text in method or ())
-        next_command(f"compare{o.data_flags(config, 'proxy', 'model')}{again}")
+        next_command(shlex.join(a for a in sys.argv[1:] if a != "--quick"))
 
 
 def _preset(name: str, plan: Plan, given: list[str]) -> Plan:

@@ -11,8 +11,7 @@ from goldiprox.stages import RunConfig
 UniformOn = Literal["train", "everything"]
 EVALUATIONS = 12
 """Of a run as long as the methods': halves, thirds and quarters of it are evaluated too."""
-REPLAYS = (1, 5, 20)
-"""Over how many replays the costs of proxy and holdout model are spread."""
+MAX_BUDGET = 1_000
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,11 @@ class Plan:
     def __post_init__(self):
         if self.steps < EVALUATIONS:
             raise ConfigError(f"--steps {self.steps}: at least {EVALUATIONS} are needed, one for each evaluation")
-        if not self.budgets or min(self.budgets) <= 0:
-            raise ConfigError(f"--budgets {self.budgets}: give positive multiples of --steps, such as 0.25,0.5,1,2,3")
+        if not self.budgets or not all(0 < b <= MAX_BUDGET for b in self.budgets):
+            given = ",".join(f"{b:g}" for b in self.budgets)
+            raise ConfigError(
+                f"--budgets {given}: give positive multiples of --steps, at most {MAX_BUDGET:,}, such as 0.25,0.5,1,2,3"
+            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds {self.seeds}: give at least one, and none twice")
         if not self.methods:
@@ -65,10 +67,10 @@ class Plan:
         if self.uniform_on not in get_args(UniformOn):
             raise UnknownName("--uniform-on", self.uniform_on, get_args(UniformOn))
         for method in self.methods:
-            if (method.candidates or self.config.candidates) < self.config.keep:
+            if (candidates := method.candidates or self.config.candidates) < self.config.keep:
                 raise ConfigError(
-                    f"method {method.name}: cannot keep {self.config.keep} of {method.candidates} candidates; "
-                    f"lower --keep or raise candidates"
+                    f"method {method.name}: cannot keep {self.config.keep} of {candidates} candidates; lower --keep or "
+                    f"raise --candidates"
                 )
         if min(self.at_once, self.proxies_at_once) < 1:
             raise ConfigError(f"--at-once {self.at_once}: at least 1 is needed")

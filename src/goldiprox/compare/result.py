@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from goldiprox.analysis import spearman
+from goldiprox.analysis import REPLAYS, spearman
 from goldiprox.artifacts import check_folder, versions, write_json
 from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
-from goldiprox.compare.plan import EVALUATIONS, REPLAYS, Plan
+from goldiprox.compare.plan import EVALUATIONS, Plan
 from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, judge
 from goldiprox.errors import NonFiniteError
 from goldiprox.optim import Schedule
