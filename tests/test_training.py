@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
@@ -587,3 +587,33 @@ def test_only_kept_examples_are_augmented(blobs):
     torch.testing.assert_close(trained, blobs.gather(torch.as_tensor(recording.ids[-8:]))[0] + 1)
     with pytest.raises(ConfigError, match="the same examples"):
         gp.record(make_mlp(), blobs, augmented=make_blobs(10), **settings)
+
+
+def test_recording_and_training_at_once_is_recording_and_then_replaying(tmp_path, blobs, irreducible):
+    model, again = make_mlp(1), make_mlp(1)
+    settings = {**SETTINGS, "irreducible": irreducible, "out": tmp_path / "s.arrow"}
+    recording, history = gp.record_and_train(make_mlp(), model, blobs, **settings)
+    assert history.steps == recording.steps == 30
+    gp.replay(again, blobs, gp.Sequence.open(tmp_path / "s.arrow", data=blobs), config=SETTINGS["config"])
+    assert same_weights(model, again)
+
+
+@pytest.mark.parametrize("how", ["record", "record_many", "record_and_train"])
+def test_the_engine_loader_loads(how, blobs, irreducible, monkeypatch):
+    used = []
+
+    class Loader(DataLoader):
+        def __init__(self, *args, **settings):
+            used.append(settings["num_workers"])
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr("goldiprox.data.batch.DataLoader", Loader)
+    settings = {**SETTINGS, "irreducible": irreducible, "engine": "loader"}
+    calls = {
+        "record": lambda: gp.record(make_mlp(), blobs, **settings),
+        "record_many": lambda: gp.record_many([make_mlp()], blobs, **settings)[0],
+        "record_and_train": lambda: gp.record_and_train(make_mlp(), make_mlp(), blobs, **settings)[0],
+    }
+    digest = calls[how]().digest
+    assert set(used) == {0}
+    assert digest == gp.record(make_mlp(), blobs, irreducible=irreducible, **SETTINGS).digest

@@ -204,6 +204,7 @@ def record_many(
         raise ConfigError(
             f"{len(proxies)} proxies, but {len(each)} sets of settings in `each`; give one for every proxy"
         )
+    settings["num_workers"] = loading_processes(engine, settings.get("num_workers"))
     return record_jobs(
         [Job(proxy, data, **{**settings, **own}) for proxy, own in zip(proxies, each, strict=True)], engine
     )
