@@ -4,7 +4,7 @@ from torch import nn
 
 import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
-from goldiprox.acquisition import ACQUISITIONS, ORDERED_SGD_STAGES, consistent_dropout, scoring
+from goldiprox.acquisition import ACQUISITIONS, NEEDS_TABLE, ORDERED_SGD_STAGES, consistent_dropout, scoring
 from goldiprox.errors import ConfigError, MissingIrreducible, ModelMismatch, UnknownName
 
 IDS = torch.arange(5, 105)
@@ -59,6 +59,13 @@ class TestContract:
         model = Counting(make_mlp(dropout=0.5))
         ACQUISITIONS[name](candidates(model))
         assert model.calls == FORWARD_PASSES.get(name, 1)
+
+    def test_needs_a_table_or_does_without(self, name):
+        if name in NEEDS_TABLE:
+            with pytest.raises(MissingIrreducible):
+                ACQUISITIONS[name](candidates(irreducible=None))
+        else:
+            assert len(ACQUISITIONS[name](candidates(irreducible=None))) == 100
 
 
 def reference():

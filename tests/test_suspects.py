@@ -14,7 +14,7 @@ from goldiprox.irreducible import Rivals, describe, rivals
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Stages
 from goldiprox.suspects import average_precision, find_suspects, judge
-from test_cli import goldiprox  # noqa: F401
+from test_cli import QUICK, goldiprox  # noqa: F401
 
 
 def test_rivals_are_the_likeliest_other_classes():
@@ -146,6 +146,9 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
         code, out, err = goldiprox("inspect", "i.arrow", *args)
         assert (code != 0, out) == (True, "")
         assert said in err
+    assert goldiprox("select", "--acquisition", "loss", *QUICK)[0] == 0
+    code, _, err = goldiprox("inspect", "sequence.arrow", "--suspects", "5", "--data", "mnist5k")
+    assert (code, "sequence.arrow is a sequence. Give the table" in err) == (1, True), err
 
 
 def test_without_known_noise_nothing_is_said_about_truth(goldiprox):  # noqa: F811

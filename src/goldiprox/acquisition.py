@@ -230,6 +230,8 @@ ACQUISITIONS: dict[str, Acquisition] = {
 }
 
 
+NEEDS_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss"})
+"""Names of those that need irreducible losses."""
 IDS_ONLY = frozenset({uniform, irreducible_loss})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 

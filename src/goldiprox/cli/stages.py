@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from goldiprox import tracking
+from goldiprox.acquisition import NEEDS_TABLE
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
@@ -45,6 +46,8 @@ def irreducible(
     if config.engine == "ray":  # which says where to score; the holdout model trains as ever
         config = replace(config, engine="auto")
         scoring = ray_scoring(config, ray_address, actors, actor_gpus, quiet=json)
+    elif (ray_address, actors, actor_gpus) != (None, None, None):
+        raise ConfigError("--ray-address, --actors and --actor-gpus are for scoring on Ray: add --engine ray")
     with (
         started_ranks(config.device, rank_timeout) as ranks,
         _checkpoints(out_file, config, force=force, resume=resume, every=checkpoint_every, ranks=ranks) as checkpoints,
@@ -104,7 +107,7 @@ def select(
     json: o.Json = False,
 ) -> None:
     """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
-    if irreducible is None and config.acquisition in ("reducible_loss", "irreducible_loss"):
+    if irreducible is None and config.acquisition in NEEDS_TABLE:
         there = " (there is an irreducible.arrow here)" if Path("irreducible.arrow").exists() else ""
         raise MissingIrreducible(
             f"--acquisition {config.acquisition} needs irreducible losses: give --irreducible FILE{there}, "

@@ -25,7 +25,10 @@ def show(
 ) -> None:
     """Prints the first suspects, or writes them as CSV."""
     if not isinstance(opened, IrreducibleLosses):
-        raise WrongKind(f"--suspects needs a table of irreducible losses; {file} is a sequence")
+        raise WrongKind(
+            f"--suspects needs a table of irreducible losses; {file} is a sequence. Give the table that `goldiprox "
+            f"irreducible` wrote (irreducible.arrow)"
+        )
     if not config.data.data:
         raise ConfigError("--suspects needs the data that the table was made from: add --data NAME, and its flags")
     if count < 1:

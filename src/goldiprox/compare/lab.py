@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition
+from goldiprox.acquisition import ACQUISITIONS, NEEDS_TABLE, Acquisition
 from goldiprox.analysis import share
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan
@@ -35,7 +35,6 @@ from goldiprox.stages import Progress, Stages
 from goldiprox.store import Kept, Runs, Store
 from goldiprox.training import replay_many
 
-USES_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss"})
 OTHER_MODELS = 1_000_003
 """Between the seeds of the holdout models of one ensemble."""
 
@@ -298,7 +297,7 @@ class Lab:
 
     def needs_table(self, method: Method) -> bool:
         name = method.acquisition or self.plan.config.acquisition
-        return name in USES_TABLE or ":" in name  # what a user's own asks for is not known
+        return name in NEEDS_TABLE or ":" in name  # what a user's own asks for is not known
 
     def _watcher(self, table: IrreducibleLosses | None) -> Evaluate:
         on_test, config = self.stages.evaluate(), self.plan.config

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition, Candidates, bald, uniform
+from goldiprox.acquisition import ACQUISITIONS, NEEDS_TABLE, Acquisition, Candidates, bald, uniform
 from goldiprox.holdout import Checkpoint
 
 
@@ -45,7 +45,7 @@ class Selection:
 
     @property
     def needs_table(self) -> bool:
-        return self.acquisition in ("reducible_loss", "irreducible_loss") or self.compares
+        return self.acquisition in NEEDS_TABLE or self.compares
 
 
 class Warmed:

@@ -195,7 +195,10 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
             f"flags that it was begun with"
         )
     if not path.is_file():
-        raise MissingFile(f"{folder} is not the folder of a finished `goldiprox run`: it has no {name}")
+        raise MissingFile(
+            f"{folder} is not the folder of a finished `goldiprox run`: it has no {name}; give the one that `goldiprox "
+            f"run` prints at its end"
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
