@@ -15,7 +15,6 @@ import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.errors import CorruptFile, MissingExtra, UnknownName
 from goldiprox.picks import Picks
-from goldiprox.probe import Probe
 from goldiprox.tracking import BACKENDS, backends, curves, open_tracker, protocol
 from test_cli import QUICK, goldiprox  # noqa: F401
 
@@ -299,26 +298,3 @@ def test_a_run_that_replaces_another_does_not_go_on_with_its_curves(tmp_path):
         with open_tracker(["tensorboard"], tmp_path) as tracker:
             tracker.log("train", 1, {"accuracy": value})
     assert read_tensorboard(tmp_path, "") == {"train/accuracy": [(1, 0.75)]}
-
-
-def test_rank_correlation_of_a_model_with_its_proxy(tmp_path):
-    data = make_blobs()
-    table = make_irreducible(data)
-    path = tmp_path / "probe.safetensors"
-    probe = Probe(data, np.arange(400), table, path=path)
-    models, records = [make_mlp(seed) for seed in range(3)], []
-    evaluate, on_record = probe.of_proxy(lambda model: {"accuracy": 1.0}, records.append)
-    for step, model in enumerate(models):
-        assert evaluate(model) == {"accuracy": 1.0}
-        on_record({"step": step})
-    again = Probe(data, np.arange(400), table, path=path)
-    evaluate, on_record = again.of_model(lambda model: {}, None)
-    for step in range(2):  # of a continued run: records, no evaluations
-        on_record({"step": step})
-    assert evaluate(models[2])["rank_correlation"] == pytest.approx(1.0)
-    assert -1 <= evaluate(models[0])["rank_correlation"] < 1
-    on_record({"step": 3})
-    assert evaluate(models[0]) == {}  # at which the proxy was not evaluated
-    path.write_bytes(b"x")
-    with pytest.raises(CorruptFile, match="--force"):
-        Probe(data, np.arange(400), table, path=path)

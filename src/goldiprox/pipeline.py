@@ -177,15 +177,15 @@ def _run_stages(
     table.save(folder / "irreducible.arrow", force=True)  # the same again, where a run is continued
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
-    path, probe = folder / "sequence.arrow", stages.probe(table)
-    settings = {"columns": columns, "watched": watched, "probe": probe}
-    selected, proxy = stages.select(table, path, on_record=logger("select"), **settings)
+    path = folder / "sequence.arrow"
+    selected, proxy = stages.select(table, path, columns=columns, watched=watched, on_record=logger("select"))
     Moments.of(watched, moments).save(folder / "losses.parquet")
     save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(path, data=stages.data)
     method = config.acquisition.rpartition(":")[2]
     histories: dict[str, History] = {}
     picks = {method: selected.ids}
+    probe = stages.probe(watched, selected.history, table)
     histories[method], model = stages.train(sequence, on_record=logger(method), probe=probe)
     save_weights(model, folder / f"model-{method}.safetensors")
     for baseline in (uniform, loss):

@@ -22,7 +22,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost, Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
-from goldiprox.moments import watching
+from goldiprox.moments import KEY, watching
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.probe import Probe
@@ -248,11 +248,10 @@ class Stages:
         evaluate = evaluate_on(self.test, forward=forward)
         return evaluate if watched is None else watching(evaluate, self.data, watched, forward=forward)
 
-    def probe(self, table: IrreducibleLosses) -> Probe:
-        """What compares proxy and model while they train."""
-        path = self.checkpoints.folder / "probe.safetensors" if self.checkpoints else None
-        forward, ids = in_precision(call, self.config.training.precision), self.prepared.split.train
-        return Probe(self.data, ids, table, forward=forward, seed=self.config.seed, path=path)
+    def probe(self, watched: np.ndarray, proxy: History, table: IrreducibleLosses) -> Probe:
+        """What compares the model, while it trains, with a proxy that was evaluated with `watched`."""
+        forward = in_precision(call, self.config.training.precision)
+        return Probe(self.data, watched, [e[KEY] for e in proxy.evaluations], table, forward=forward)
 
     def irreducible(
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
@@ -293,15 +292,12 @@ class Stages:
         columns: tuple[str, ...] = (),
         watched: np.ndarray | None = None,
         on_record: OnRecord | None = None,
-        probe: Probe | None = None,
         **together: Any,
     ) -> tuple[Recording, nn.Module]:
         """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
-        proxy, evaluate = self.build(self.config.proxy, "proxy", self.config.seed), self.evaluate(watched)
-        if probe:
-            evaluate, on_record = probe.of_proxy(evaluate, on_record)
-        settings = {"evaluate": evaluate, **together}
+        proxy = self.build(self.config.proxy, "proxy", self.config.seed)
+        settings = {"evaluate": self.evaluate(watched), **together}
         return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **settings), proxy
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
@@ -357,7 +353,7 @@ class Stages:
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
-                **{"evaluate": self.evaluate(), **settings},
+                **settings,
             )
         self._bill(stage, recording.history.cost, recording.steps)
         return recording
