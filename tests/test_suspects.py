@@ -68,6 +68,13 @@ def test_rivals_from_strangers_are_not_believed(blobs):
         assert (find_suspects(table, blobs).predicted == -1).all()
 
 
+def test_labels_may_be_bytes(blobs):
+    data = torch.utils.data.TensorDataset(blobs.x, blobs.y.to(torch.uint8))
+    table, *_ = gp.irreducible_losses(make_mlp, data, gp.holdout_split(400), config=gp.HoldoutConfig(max_epochs=1))
+    assert table.rivals is not None
+    assert table.rivals.rival[table.ids].isfinite().all()
+
+
 def test_tasks_without_classes_have_no_rivals(blobs):
     def squared(output, target):
         return (output[:, 0] - target).square()

@@ -228,28 +228,9 @@ class _BestCheckpoint:
         return epoch, figures
 
 
-def score(
-    il_model: nn.Module,
-    data: Any,
-    ids: np.ndarray,
-    *,
-    loss: PerExampleLoss = cross_entropy,
-    forward: Forward = call,
-    batch_size: int | None = None,
-    num_workers: int | None = None,
-) -> Float[Tensor, " n"]:
-    """The losses of these ids under a model in evaluation mode.
-
-    Args:
-        il_model: The model.
-        data: The base data set.
-        ids: The examples to score.
-        loss: One loss per example.
-        forward: How the model is called.
-        batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
-        num_workers: Loading processes, for data that is not resident.
-    """
-    return _scored(il_model, data, ids, loss, forward, batch_size, num_workers, _losses)
+def score(il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Float[Tensor, " n"]:
+    """The losses of these ids under a model in evaluation mode; arguments as for `assess`."""
+    return assess(il_model, data, ids, **settings)[:, 0]
 
 
 def assess(
@@ -262,33 +243,19 @@ def assess(
     batch_size: int | None = None,
     num_workers: int | None = None,
 ) -> Float[Tensor, "n 3"]:
-    """What `score` gives, and beside each loss the `rivals` of its label; NaN where the output is not class logits."""
-    return _scored(il_model, data, ids, loss, forward, batch_size, num_workers, _losses_and_rivals)
+    """For each of these ids its loss under a model in evaluation mode, and beside it the `rivals` of its label.
 
+    These are NaN where the output is not class logits.
 
-def _losses(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
-    losses = loss(output, batch.y)
-    check_losses(losses, batch.num_examples)
-    return losses.float()
-
-
-def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
-    losses = _losses(loss, output, batch)
-    if loss is not cross_entropy or output.shape[1] < 2:
-        return torch.stack([losses, *[torch.full_like(losses, torch.nan)] * 2], 1)
-    return torch.stack([losses, *rivals(output.float(), batch.y)], 1)
-
-
-def _scored(
-    il_model: nn.Module,
-    data: Any,
-    ids: np.ndarray,
-    loss: PerExampleLoss,
-    forward: Forward,
-    batch_size: int | None,
-    num_workers: int | None,
-    figures: Callable[[PerExampleLoss, Any, Batch], Tensor],
-) -> Tensor:
+    Args:
+        il_model: The model.
+        data: The base data set.
+        ids: The examples to score.
+        loss: One loss per example.
+        forward: How the model is called.
+        batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
+        num_workers: Loading processes, for data that is not resident.
+    """
     size = batch_size or passes_of(device_of(il_model))
     parts, done = [], 0
     while done < len(ids):
@@ -296,13 +263,22 @@ def _scored(
             for batch, output in outputs(
                 il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
             ):
-                parts.append(figures(loss, output, batch))
+                parts.append(_losses_and_rivals(loss, output, batch))
                 done += batch.num_examples
         except torch.cuda.OutOfMemoryError:
             if batch_size is not None or size == 1:
                 raise
             size //= 2
-    return torch.cat(parts).cpu() if parts else torch.empty(0)
+    return torch.cat(parts).cpu() if parts else torch.empty(0, 3)
+
+
+def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
+    losses = loss(output, batch.y)
+    check_losses(losses, batch.num_examples)
+    losses = losses.float()
+    if loss is not cross_entropy or output.shape[1] < 2:
+        return torch.stack([losses, *[torch.full_like(losses, torch.nan)] * 2], 1)
+    return torch.stack([losses, *rivals(output.float(), batch.y)], 1)
 
 
 def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
@@ -320,7 +296,7 @@ def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarra
     ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
     parts = np.split(ids, ends[:-1])
     rows = max(len(part) for part in parts)
-    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings).view(len(parts[ranks.rank]), 3)
+    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings)
     everyone = ranks.gather(nn.functional.pad(mine, (0, 0, 0, rows - len(mine))).to(ranks.device)).cpu()
     return torch.cat([found[: len(part)] for found, part in zip(everyone, parts, strict=True)])
 

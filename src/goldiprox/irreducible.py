@@ -48,8 +48,9 @@ class Rivals(NamedTuple):
 
 def rivals(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Rivals:
     """The likeliest class beside each label, and by how much it is likelier."""
-    own = logits.gather(1, labels[:, None])
-    best = logits.scatter(1, labels[:, None], -torch.inf).max(1)
+    column = labels.long()[:, None]  # labels may be bytes
+    own = logits.gather(1, column)
+    best = logits.scatter(1, column, -torch.inf).max(1)
     return Rivals(best.indices.float(), best.values - own[:, 0])
 
 

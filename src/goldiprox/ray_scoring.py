@@ -1,6 +1,6 @@
 """Scoring on a Ray cluster: the training side is read from Parquet files by Ray Data, and scored by a pool of actors.
 
-Blocks are whole passes of `goldiprox.holdout.score`, so that every pass holds the examples that it holds in one
+Blocks are whole passes of `goldiprox.holdout.assess`, so that every pass holds the examples that it holds in one
 process, and the losses are the same to the last bit on the same kind of CPU. ``ray.data.read_parquet`` cuts files
 where it likes; here a block says which ids it holds, and a task reads those.
 """
