@@ -298,15 +298,18 @@ def test_existing_outputs_are_refused_and_left_alone(goldiprox, tmp_path):
 def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_path):
     assert goldiprox("run", *QUICK, "--out", "r", "--acquisition", "entropy")[0] == 0
     (tmp_path / "r" / "mine.txt").write_text("mine")
+    (tmp_path / "r" / "tracking" / "tensorboard").mkdir(parents=True)  # curves of the run that is replaced
     digest = gp.Sequence.open("r/sequence.arrow").digest
     code, _, err = goldiprox("run", *QUICK, "--out", "r", "--force", "--lr", "1e30")
     assert code == 1, err
     assert "not finite" in err
     assert gp.Sequence.open("r/.replaced/sequence.arrow").digest == digest
+    assert (tmp_path / "r" / ".replaced" / "tracking" / "tensorboard").is_dir()
+    (tmp_path / "r" / "tracking").mkdir()  # of the failed try
     assert goldiprox("run", *QUICK, "--out", "r", "--force")[0] == 0
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert "mine.txt" in names
-    assert not names & {".replaced", "model-entropy.safetensors"}
+    assert not names & {".replaced", "model-entropy.safetensors", "tracking"}
 
 
 def test_data_of_ones_own_that_does_not_fit_together(goldiprox, tmp_path):

@@ -149,6 +149,7 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
         (["--suspects", "0", *flags], "--suspects 0"),
         (["--suspects", "5", "--data", "mnist5k"], "--noise 0.2 there, 0.0 here"),
         (["--suspects", "5", *flags, "--csv", "s.csv"], "--force"),
+        (["--suspects", "5", *flags, "--csv", "-", "--json"], "choose one"),
     ):
         code, out, err = goldiprox("inspect", "i.arrow", *args)
         assert (code != 0, out) == (True, "")

@@ -24,6 +24,7 @@ from goldiprox.sequence import Sequence, statistics
 from goldiprox.stages import Progress, RunConfig, Stages
 from goldiprox.storage import is_being_written
 
+TRACKING = "tracking"
 OURS = (
     "*.arrow",
     "*.arrow.partial",
@@ -35,10 +36,10 @@ OURS = (
     "report.html",
     "accuracy.png",
     "corrupted.png",
+    TRACKING,
 )
 REPLACED = ".replaced"
 CHECKPOINTS = ".checkpoint"
-TRACKING = "tracking"
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def _set_aside(folder: Path) -> None:
     aside = folder / REPLACED
     if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
         for path in ours:
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     elif ours:
         aside.mkdir()
         for path in ours:

@@ -33,6 +33,8 @@ def show(
         raise ConfigError("--suspects needs the data that the table was made from: add --data NAME, and its flags")
     if count < 1:
         raise ConfigError(f"--suspects {count}: at least 1 is needed")
+    if csv == "-" and json:
+        raise ConfigError("--csv - and --json both want stdout; choose one, or write the CSV to a file")
     if csv and csv != "-":
         check_output(csv, force=force)
     stages = Stages(config)
