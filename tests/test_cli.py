@@ -642,7 +642,7 @@ def test_equal_data_flags_give_equal_data_whatever_the_seed_of_training():
     assert set(noisy_holdout.truth.mislabelled.nonzero()[0]) <= set(a.split.holdout)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_the_papers_claim_on_real_mnist(goldiprox, real_data, seed):
     """10% label noise: reducible loss above uniform and far above high loss; it avoids what is corrupted."""
     code, out, err = goldiprox(
