@@ -119,6 +119,7 @@ class TestRun:
         assert code == 0
         assert "final accuracy" in out
         assert "runs/mnist5k-001/report.html" in out
+        assert "12 steps are few: a pass over the training side is 6 of them" in out
         assert (
             "Next: goldiprox train --sequence runs/mnist5k-001/sequence.arrow --model mlp512 --seed 1 --noise 0.1"
             in out
