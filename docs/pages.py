@@ -1,6 +1,6 @@
 """What the site has beyond the pages in this folder.
 
-README, contributing and changelog are pages of it too, and so are the cells of the notebook. Pages link to files
+README, contributing and changelog are pages of it too, and so are the examples and the notebook. Pages link to files
 outside this folder relative to where they stand, so that they read well wherever the repository is shown; here those
 files are copied into the site, and links to folders become plain text.
 """
@@ -23,7 +23,8 @@ PAGES = {
     "benchmarks/results/speed_h200_202611_all.md": "speed-all.md",
 }
 NOTEBOOK = "examples/tour.ipynb"
-LINK = re.compile(r"\[((?:[^\[\]]|!?\[[^\]]*\]\([^)]*\))*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+MADE = {"examples": "examples.md", NOTEBOOK: "tour.md"}
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         content = relinked((ROOT / name).read_text(), posixpath.dirname(name), files, config)
         files.append(File.generated(config, page, content=content))
     tour = relinked(read_notebook(ROOT / NOTEBOOK), posixpath.dirname(NOTEBOOK), files, config)
-    files.append(File.generated(config, "tour.md", content=tour))
+    files.append(File.generated(config, MADE[NOTEBOOK], content=tour))
+    files.append(File.generated(config, MADE["examples"], content=read_examples(ROOT / "examples")))
     return files
 
 
@@ -44,10 +46,8 @@ def relinked(markdown: str, folder: str, files: Files, config: MkDocsConfig) -> 
 
     def relink(match: re.Match[str]) -> str:
         text, target, anchor = match[1], posixpath.normpath(posixpath.join(folder, match[2])), match[3] or ""
-        if target in PAGES:
-            return f"[{text}]({PAGES[target]}{anchor})"
-        if target == NOTEBOOK:
-            return f"[{text}](tour.md)"
+        if target in PAGES | MADE:
+            return f"[{text}]({(PAGES | MADE)[target]}{anchor})"
         if target.startswith("docs/"):
             return f"[{text}]({target.removeprefix('docs/')}{anchor})"
         source = ROOT / target
@@ -66,3 +66,9 @@ def read_notebook(path: Path) -> str:
     """A notebook's text and code as a page."""
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
     return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells)
+
+
+def read_examples(folder: Path) -> str:
+    """All examples on one page."""
+    shown = [f"## {path.name}\n\n```python\n{path.read_text()}```" for path in sorted(folder.glob("*.py"))]
+    return "\n\n".join(["# Examples\n\nThe tests run them all.", *shown])

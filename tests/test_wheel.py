@@ -71,6 +71,7 @@ def test_the_source_distribution_makes_the_same_wheel(dist, tmp_path):
 @pytest.fixture(scope="module")
 def installed(dist, tmp_path_factory) -> Path:
     """The programs of an environment with this wheel; its dependencies are those of the tests."""
+    pytest.importorskip("pip")
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "env", symlinks=True)
     python = folder / "env" / "bin" / "python"
