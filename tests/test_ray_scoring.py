@@ -67,11 +67,11 @@ def test_files_that_are_not_what_was_loaded(folder):
     ids = np.array([700, 3])
     x, y = rows.read(np.sort(ids))
     item = {"ids": ids[None], "seal": np.array([_seal(x[::-1], y[::-1])])}
-    block = _read(item, rows)
+    block = _read(item, rows, channels=1)
     assert block["id"].tolist() == [700, 3]
     assert np.array_equal(block["y"], y[::-1])
     with pytest.raises(gp.DataError, match="examples 3 to 700 are not in the files as in the data set that was loaded"):
-        _read({**item, "seal": np.array([_seal(x[::-1], y)])}, rows)
+        _read({**item, "seal": np.array([_seal(x[::-1], y)])}, rows, channels=1)
 
 
 def test_what_went_wrong_in_another_process_is_said_as_here():

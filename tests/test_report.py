@@ -266,12 +266,12 @@ class TestExamples:
             assert "cannot be shown" in make_page([run])
 
     def test_code_named_by_a_folder_is_called_only_when_asked(self, tmp_path, monkeypatch):
-        (tmp_path / "own_data.py").write_text("def load():\n    raise ValueError('called')\n")
+        (tmp_path / "strangers_data.py").write_text("def load():\n    raise ValueError('called')\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        folder = make_folder(tmp_path / "r", make_images(), name="own_data:load")
-        assert "add --data own_data:load" in read_run(folder).no_data
+        folder = make_folder(tmp_path / "r", make_images(), name="strangers_data:load")
+        assert "add --data strangers_data:load" in read_run(folder).no_data
         assert "add --data" in read_run(folder, own="other:load").no_data
-        assert read_run(folder, own="own_data:load").no_data == "called."
+        assert read_run(folder, own="strangers_data:load").no_data == "called."
 
 
 class TestHostile:

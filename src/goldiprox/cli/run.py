@@ -15,6 +15,9 @@ from goldiprox.report.collect import read_run
 from goldiprox.report.page import NAME, write_page
 from goldiprox.stages import RunConfig, Silent, Stages
 
+FEW_STEPS = 100
+"""Below this nothing has been learnt that could be compared."""
+
 
 @o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None)
 def run(
@@ -94,6 +97,12 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         ]
         title = "Reaching uniform's final accuracy: uniform's cost divided by the sequence's"
         out.print(table(title, ["", "steps", "FLOPs", "seconds"], rows))
+    steps = result["sequence"]["steps"]
+    if steps < FEW_STEPS:
+        out.print(
+            f"{steps} steps are few: a pass over the training side is {steps // config.epochs} of them. Raise "
+            f"--epochs, or lower --candidates ({config.candidates}) and --keep ({config.keep})."
+        )
     caution = "; seconds depend on what else runs on this machine" if result["device"] == "cpu" else ""
     out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files: {result['out']}")
     if result["report"]:
