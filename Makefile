@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 ARGS ?=
 APT := timeout 300 apt-get install -yq --no-install-recommends chromium-headless-shell
 
-.PHONY: run test test-all check format bench clean
+.PHONY: run test test-all check format bench docs clean
 
 run: .venv/.run  ## the whole pipeline on the embedded data; ARGS="--seed 1" passes flags on
 	$(BIN)/goldiprox run $(ARGS)
@@ -31,6 +31,11 @@ format: .venv/.dev
 bench: .venv/.dev  ## ratios measured side by side; fails where one is over its budget
 	$(BIN)/goldiprox bench cpu --check $(ARGS)
 
+# Not --quiet: that also silences the warnings which --strict counts. Material says at every build until when it is kept up.
+docs: .venv/.dev  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html, or serve it: $(BIN)/mkdocs serve"
+
 # A folder without a finished stamp is a set-up that was broken off: start it anew.
 .venv/.run: pyproject.toml constraints.txt
 	@echo "Setting up .venv: a minute or two, mostly torch"
@@ -50,4 +55,4 @@ bench: .venv/.dev  ## ratios measured side by side; fails where one is over its 
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist site

@@ -5,8 +5,9 @@ The same from the command line, in the folder of this file:
     goldiprox run --data own_data_and_model:load --proxy own_data_and_model:small --model own_data_and_model:large
 """
 
+from functools import partial
+
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -39,24 +40,17 @@ def mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
 
 
-def small(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return mlp(32)
-
-
-def large(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return mlp(256)
+small, large = partial(mlp, 32), partial(mlp, 256)
 
 
 def main() -> None:
     train_set, test_set = load()
     split = gp.holdout_split(len(train_set), train_set.targets, holdout=0.5)
-    irreducible, *_ = gp.irreducible_losses(lambda fold: mlp(32), train_set, split)
-    gp.record(mlp(32), train_set, irreducible=irreducible, steps=300, out="rings.arrow", force=True)
+    irreducible, *_ = gp.irreducible_losses(lambda fold: small(), train_set, split)
+    gp.record(small(), train_set, irreducible=irreducible, steps=300, out="rings.arrow", force=True)
 
-    sequence = gp.Sequence.open("rings.arrow", data=train_set)
-    torch.manual_seed(0)
-    model = mlp(256)
-    gp.replay(model, train_set, sequence)
+    model = large()
+    gp.replay(model, train_set, gp.Sequence.open("rings.arrow", data=train_set))
     print(gp.evaluate_on(test_set)(model))
 
 

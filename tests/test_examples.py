@@ -1,6 +1,8 @@
 """Examples and the README's code are run as they stand."""
 
 import difflib
+import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +15,8 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*args, cwd) -> str:
-    done = subprocess.run([sys.executable, *map(str, args)], cwd=cwd, capture_output=True, text=True)
+    environment = os.environ | {"MPLBACKEND": "agg"}  # figures are drawn, and shown to nobody
+    done = subprocess.run([sys.executable, *map(str, args)], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -29,7 +32,23 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_examples_run(example, folder):
-    assert "accuracy" in run(EXAMPLES / example, cwd=folder)
+    said = run(EXAMPLES / example, cwd=folder)
+    assert "wrong labels: 9.0% of the data" in said if example == "wrong_labels.py" else "accuracy" in said
+    assert len((EXAMPLES / example).read_text().splitlines()) < 60
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    """Its cells as one script: a kernel would bring forty packages to do the same."""
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "clear the outputs before a commit"
+    code = ["".join(cell["source"]) for cell in cells]
+    figures = "print(len(plt.get_fignums()), 'figures')"
+    (tmp_path / "tour.py").write_text("\n\n".join([*code, figures]))
+    said = run("tour.py", cwd=tmp_path)
+    by = {name: float(share) for share, name in re.findall(r"([\d.]+)% by ([\w ]+)", said)}
+    assert by["reducible loss"] < by["chance"] < by["high loss"]
+    assert "3 figures" in said
 
 
 def code(name: str) -> list[str]:
