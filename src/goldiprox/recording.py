@@ -29,7 +29,7 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.rules import Rule
+from goldiprox.rules import Rule, text_of
 from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import check_ids, digest_ids
@@ -262,6 +262,8 @@ class Job:
 
     def __post_init__(self):
         self.ranks = Ranks.of(self.group)
+        if self.ahead and self.ranks:
+            raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.writes = self.ranks is None or self.ranks.rank == 0
         self.train_ids = _training_side(self.data, self.irreducible, self.acquisition, self.ids)
         if self.keep > self.candidates:
@@ -314,8 +316,6 @@ class Job:
             )
         sliced = self.augmented is None and self.ranks is None
         self.resident = on_device(self.data, self.device, self.num_workers) if sliced else None
-        if self.ahead and self.ranks:
-            raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
         every = 1 if self.device.type == "cpu" else 64
         picks = Picks(len(unwrap(self.data)), len(self.train_ids), self.corrupted) if self.evaluate else None
@@ -375,6 +375,7 @@ class Job:
     def _header(self) -> dict[str, Any]:
         settings = {
             "acquisition": getattr(self.acquisition, "__name__", type(self.acquisition).__name__),
+            "rule": text_of(self.select.rule),
             "candidates": self.candidates,
             "steps": self.num_steps,
             "num_train": len(self.train_ids),

@@ -15,8 +15,14 @@ from goldiprox.watch import has_triton
 Rule: TypeAlias = Callable[..., Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step.
 
-A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts.
+A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts. Its
+attribute `text` says what it is, settings included, in files and in what must be the same for a run to be continued.
 """
+
+
+def text_of(rule: Rule) -> str:
+    """What a rule is, in words: its own `text`, else the name of the function."""
+    return str(getattr(rule, "text", None) or getattr(rule, "__qualname__", type(rule).__qualname__))
 
 
 def top_k() -> Rule:
@@ -26,6 +32,7 @@ def top_k() -> Rule:
         return highest(scores, ids, keep)
 
     rule.draws_nothing = rule.needs_only_best = True  # type: ignore[attr-defined]
+    rule.text = "top_k"  # type: ignore[attr-defined]
     return rule
 
 
@@ -54,6 +61,7 @@ def gumbel_top_k(temperature: float = 1.0, *, final: float | None = None, steps:
         return highest((scaled + noise).float(), ids, keep)
 
     rule.needs_only_best = temperature == 0  # type: ignore[attr-defined]
+    rule.text = f"gumbel_top_k:{temperature:g}"  # type: ignore[attr-defined]
     return rule
 
 
@@ -78,6 +86,7 @@ def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
         return highest((scaled + noise).float(), ids, keep)
 
     rule.needs_step = True  # type: ignore[attr-defined]
+    rule.text = f"gumbel_top_k:{temperature:g}..{final:g} over {steps} steps"  # type: ignore[attr-defined]
     return rule
 
 
@@ -100,6 +109,7 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         return torch.cat([chosen, highest(draws, ids, num_uniform)])
 
     mixed.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
+    mixed.text = f"mix:{fraction:g}+{text_of(inner)}"  # type: ignore[attr-defined]
     return mixed
 
 
@@ -117,6 +127,7 @@ def ranked(rule: Rule | None = None) -> Rule:
         return inner(1 - places / max(1, len(ids) - 1), ids, keep, key, **step)
 
     of_ranks.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
+    of_ranks.text = f"ranked+{text_of(inner)}"  # type: ignore[attr-defined]
     return of_ranks
 
 

@@ -262,7 +262,7 @@ def record_and_train(
         evaluate=evaluate_model,
         eval_every=job.eval_every,
         rate=rate_of(model, job.few, loss=job.loss, forward=job.forward),
-        on_record=on_model_record,
+        on_record=curves(settings.get("track"), "train", on_model_record),
     )
     if recording is not None:
         return recording, fit(task, engine=engine)
