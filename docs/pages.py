@@ -21,6 +21,7 @@ PAGES = {
     "CHANGELOG.md": "CHANGELOG.md",
     "benchmarks/results/speed_h200_202611.md": "speed.md",
     "benchmarks/results/speed_h200_202611_all.md": "speed-all.md",
+    "benchmarks/results/files_cpu_202611.md": "large-files.md",
 }
 NOTEBOOK = "examples/tour.ipynb"
 MADE = {"examples": "examples.md", NOTEBOOK: "tour.md"}
@@ -53,6 +54,10 @@ def relinked(markdown: str, folder: str, files: Files, config: MkDocsConfig) -> 
         source = ROOT / target
         if source.is_dir():
             return text
+        if target.endswith(".md"):
+            raise ValueError(
+                f"a page links to {target}, which is no page of the site: add it to PAGES in docs/pages.py"
+            )
         copy = f"files/{target}"
         if source.is_file() and not files.get_file_from_path(copy):
             files.append(File.generated(config, copy, abs_src_path=str(source)))
