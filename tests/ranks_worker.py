@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parent))
 
 import goldiprox as gp
+import goldiprox.ranks as ranks_module
 from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.ranks import Ranks
 
@@ -236,6 +237,14 @@ def lost_in_training(folder: Path, group) -> dict:
         (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(seen))
         os._exit(1)
     return {}
+
+
+def ends_while_beating(folder: Path, group) -> dict:
+    """The process ends while its thread is, almost always, inside the store."""
+    ranks_module.BEAT_SECONDS = 1e-5
+    made = [Ranks(group) for _ in range(8)]
+    time.sleep(0.2)
+    return {"ranks": len(made)}
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ def seen_by(world_size: int, scenario: str, folder: Path, **environment: str) ->
     """What every rank of a scenario wrote, once all have ended well."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = start(world_size, str(WORKER), scenario, str(folder), **environment)
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=300)
+    ended = [rank.communicate(timeout=300) for rank in ranks]
+    for rank, (_, errors) in zip(ranks, ended, strict=True):
         assert rank.returncode == 0, errors
     return [json.loads((folder / f"rank-{n}.json").read_text()) for n in range(world_size)]
 
@@ -58,6 +58,10 @@ def selected(tmp_path_factory):
         return seen_by(world_size, "select_all", folder), folder
 
     return of
+
+
+def test_a_process_that_ends_takes_its_pulse_along(tmp_path):
+    assert seen_by(2, "ends_while_beating", tmp_path) == [{"ranks": 8}, {"ranks": 8}]
 
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]

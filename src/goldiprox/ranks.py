@@ -5,6 +5,7 @@ is named: each puts a count that rises every second into the process group's sto
 collective fails.
 """
 
+import atexit
 import hashlib
 import os
 import re
@@ -25,6 +26,7 @@ from goldiprox.errors import ConfigError, DataError, RankLost
 _FAILED = re.compile(r"gloo|nccl|connection|peer|timed? ?out|socket", re.IGNORECASE)
 BEAT_SECONDS = 1.0
 LINGER_SECONDS = 45.0
+STOP_SECONDS = 5.0
 
 
 class Ranks:
@@ -169,27 +171,32 @@ class _Pulse:
         store: Any = distributed_c10d._get_default_store()
         self._store = distributed_c10d.PrefixStore(name, store.clone())  # a connection of its own, for its thread
         self.rank, self.size, self.begun = rank, size, 0
-        self._failed = False
         self._put(0)
-        threading.Thread(target=self._beat, name="goldiprox-pulse", daemon=True).start()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="goldiprox-pulse", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
 
     def _beat(self) -> None:
         count = 0
-        while not self._failed:
-            time.sleep(BEAT_SECONDS)
+        while not self._stopped.wait(BEAT_SECONDS):
             count += 1
             try:
-                if not self._failed:
-                    self._put(count)
+                self._put(count)
             except RuntimeError:  # the store is gone: its host has ended, and so will this process
                 return
+
+    def _stop(self) -> None:
+        """Ends the beat. A thread that the end of Python finds inside the store would take the process down with it."""
+        self._stopped.set()
+        self._thread.join(STOP_SECONDS)
 
     def _put(self, count: int) -> None:
         self._store.set(str(self.rank), f"{count} {self.begun}")
 
     def missing(self) -> dict[int, str]:
         """The ranks that hold up the others, and why; empty where none of those that answer does."""
-        self._failed = True  # from now on -1 stands there: this rank waits in vain, and may soon be gone itself
+        self._stop()  # from now on -1 stands there: this rank waits in vain, and may soon be gone itself
         try:
             self._put(-1)
             before = self._read()
