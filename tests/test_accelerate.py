@@ -30,6 +30,13 @@ def together(ranks: list[dict], name: str) -> list[list[int]]:
     return [sum(parts, []) for parts in zip(*(rank[name] for rank in ranks), strict=True)]
 
 
+def assert_parts_of_steps(ranks: list[dict]) -> None:
+    """With gradients accumulated over two parts, each recorded step is still one update."""
+    parts = [sorted(sum(pair, [])) for pair in zip(*[iter(together(ranks, "accumulated"))] * 2, strict=True)]
+    assert parts == np.sort(picks()).tolist()
+    assert {rank["updates, accumulated"] for rank in ranks} == {STEPS}
+
+
 def test_the_trap_is_there(seen):
     """A batch sampler like ours, prepared as people do it: two recorded batches become one step."""
     ranks, _ = seen(2)

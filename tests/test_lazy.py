@@ -143,19 +143,19 @@ print(opening, most, in_all, megabytes("VmHWM") - before)
 """
 
 
+def read_elsewhere(path, keep, length):
+    """What `SCRIPT` measures in a process of its own."""
+    command = [sys.executable, "-c", SCRIPT, str(path), str(keep), str(length)]
+    return map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+
+
 def test_ten_million_ids_are_read_at_random_in_bounded_memory(tmp_path):
     num_ids, keep, length = 10**7, 250, 3 * 10**6
     path = write_sequence(tmp_path / "large.arrow", num_ids, keep=keep, length=length)
     opened = gp.Sequence.open(path)
     assert isinstance(opened._table, LazyTable)
     assert len(opened) == num_ids // keep
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), str(keep), str(length)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    _, reading, in_all, counting = map(float, ran.stdout.split())
+    _, reading, in_all, counting = read_elsewhere(path, keep, length)
     assert reading < 20  # megabytes; the file has 40
     assert in_all < 150  # interpreter and imports included: some 80, and 300 with torch
     assert counting < 70  # all ids as int64 take 80
@@ -215,13 +215,7 @@ def test_a_billion_ids(tmp_path):
     keep, length = 1000, 10**9
     path = write_sequence(tmp_path / "huge.arrow", 10**9, keep=keep, length=length)
     assert path.stat().st_size <= 4.2e9
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), str(keep), str(length)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    seconds, reading, in_all, _ = map(float, ran.stdout.split())
+    seconds, reading, in_all, _ = read_elsewhere(path, keep, length)
     assert seconds < 1  # 0.05 on a machine that does nothing else; `goldiprox bench files` reports it
     assert reading < 50
     assert in_all < 200

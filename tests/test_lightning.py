@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frameworks_worker import KEEP, STEPS, picks, seen_by, write
-from test_accelerate import WORLDS, together
+from test_accelerate import WORLDS, assert_parts_of_steps, together
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,7 @@ def test_a_replay_is_the_sequence(seen, world_size, use_distributed_sampler):
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_with_accumulation_a_step_still_is_one_update(seen, world_size):
-    ranks = seen(world_size)
-    parts = [sorted(sum(pair, [])) for pair in zip(*[iter(together(ranks, "accumulated"))] * 2, strict=True)]
-    assert parts == np.sort(picks()).tolist()
-    assert {rank["updates, accumulated"] for rank in ranks} == {STEPS}
+    assert_parts_of_steps(seen(world_size))
 
 
 def test_two_processes_select_what_one_does(seen):
