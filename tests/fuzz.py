@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import goldiprox as gp
-from goldiprox import artifacts, follow, lazy, messages, receipts, sequence
+from goldiprox import artifacts, follow, inspection, lazy, messages, receipts, sequence
 from goldiprox import irreducible as irreducible_module
 from goldiprox.data import parquet
 from goldiprox.errors import GoldiproxError
@@ -110,11 +110,11 @@ def read_sequence(path: Path) -> list[int]:
         for step in opened:
             assert len(step) == opened.keep
         assert opened.digest.startswith("sha256:")
-        assert sequence.statistics(opened).steps == len(opened)
+        assert inspection.statistics(opened).steps == len(opened)
         for name in opened.header.columns:
             opened.column(name)
         opened.load_state_dict({"step": 0})
-        sequence.verify(opened)
+        inspection.verify(opened)
     return opened.ids.tolist()
 
 
@@ -124,8 +124,8 @@ def read_large(path: Path) -> list[int]:
         opened = gp.Sequence.open(path)
         assert [opened[step].tolist() for step in reversed(range(len(opened)))][::-1] == list(opened)
         assert opened.digest.startswith("sha256:")
-        assert sequence.statistics(opened).steps == len(opened)
-        sequence.verify(opened)
+        assert inspection.statistics(opened).steps == len(opened)
+        inspection.verify(opened)
         return opened.ids.tolist()
 
 

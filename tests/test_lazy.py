@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import goldiprox as gp
-from goldiprox import lazy, sequence
+from goldiprox import inspection, lazy
 from goldiprox.bench.files import write_sequence
 from goldiprox.bench.reading import step_ids
 from goldiprox.buffered import GROWTH
@@ -47,7 +47,7 @@ def test_a_large_file_gives_what_a_small_one_does(tmp_path, late):
     small = gp.Sequence.open(path)
     assert not isinstance(small._table, LazyTable)
     assert (small.digest, small.ids.tolist()) == (opened.digest, opened.ids.tolist())
-    assert sequence.statistics(small) == sequence.statistics(opened)
+    assert inspection.statistics(small) == inspection.statistics(opened)
 
 
 def test_damage_is_found_when_its_part_is_read_and_nowhere_else(tmp_path, late):
@@ -65,7 +65,7 @@ def test_damage_is_found_when_its_part_is_read_and_nowhere_else(tmp_path, late):
     with pytest.raises(gp.CorruptFile, match="checksum"):
         _ = opened.digest
     with pytest.raises(gp.CorruptFile, match="checksum"):
-        sequence.verify(opened)
+        inspection.verify(opened)
     assert gp.Sequence.open(path, partial=True).ids.tolist() == sum(STEPS[:8], [])
 
 
@@ -136,7 +136,7 @@ for step in np.random.default_rng(0).integers(len(sequence), size=2000):
     assert (sequence[step] == step_ids(step, keep, length)).all()
 most, in_all = megabytes("VmHWM") - before, megabytes("VmHWM")
 assert "torch" not in sys.modules
-from goldiprox.sequence import statistics, verify
+from goldiprox.inspection import statistics, verify
 verify(sequence)
 statistics(sequence)
 print(opening, most, in_all, megabytes("VmHWM") - before)
@@ -159,7 +159,7 @@ def test_ten_million_ids_are_read_at_random_in_bounded_memory(tmp_path):
     assert reading < 20  # megabytes; the file has 40
     assert in_all < 150  # interpreter and imports included: some 80, and 300 with torch
     assert counting < 70  # all ids as int64 take 80
-    figures = sequence.statistics(opened)
+    figures = inspection.statistics(opened)
     counts = np.bincount(np.concatenate(list(opened.blocks())), minlength=length)
     assert figures.exact
     assert (figures.seen, figures.most_repeated) == (int((counts > 0).sum()), int(counts.max()))
@@ -202,9 +202,9 @@ def test_a_batch_sampler_of_ones_own_needs_no_torch(tmp_path):
 
 
 def test_statistics_of_more_examples_than_can_be_counted_are_estimated(tmp_path, monkeypatch):
-    monkeypatch.setattr(sequence, "MAX_COUNTED", 2**14)
+    monkeypatch.setattr(inspection, "MAX_COUNTED", 2**14)
     path = write_sequence(tmp_path / "a.arrow", 200_000, keep=100, length=10**6)
-    figures = sequence.statistics(gp.Sequence.open(path))
+    figures = inspection.statistics(gp.Sequence.open(path))
     distinct = len(np.unique(gp.Sequence.open(path).ids))
     assert not figures.exact
     assert abs(figures.seen - distinct) < 0.05 * distinct

@@ -14,7 +14,7 @@ import torch
 
 import goldiprox as gp
 import ranks_worker
-from goldiprox.sequence import verify
+from goldiprox.inspection import verify
 
 WORKER = Path(__file__).parent / "ranks_worker.py"
 CANDIDATES, KEEP, STEPS = ranks_worker.CANDIDATES, ranks_worker.KEEP, ranks_worker.STEPS

@@ -18,8 +18,8 @@ from goldiprox.errors import (
     OutputNotWritable,
     UnsupportedFormat,
 )
+from goldiprox.inspection import statistics, verify
 from goldiprox.irreducible import describe
-from goldiprox.sequence import statistics, verify
 from test_artifacts import rewrite_header
 
 STEPS, KEEP = 25, 8

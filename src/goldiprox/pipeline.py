@@ -17,10 +17,11 @@ from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions,
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
 from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
+from goldiprox.inspection import statistics
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.moments import KEY, Moments, watched_ids
-from goldiprox.sequence import Sequence, statistics
+from goldiprox.sequence import Sequence
 from goldiprox.stages import Progress, RunConfig, Stages
 from goldiprox.storage import is_being_written
 

@@ -6,7 +6,6 @@ import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from goldiprox.divided import refuse_divided_again
 from goldiprox.errors import ConfigError, CorruptFile, DataError, some
 from goldiprox.follow import FollowedTable
 from goldiprox.lazy import LazyTable, open_table
+from goldiprox.shuffled import ShuffledTable
 
 if TYPE_CHECKING:  # reading a sequence needs no torch, which takes ten times the memory of the rest
     from torch import Tensor
@@ -27,7 +27,6 @@ EXTRA_COLUMNS = ("score", "loss", "irreducible")
 BLOCK = 2**20
 STEPS_AT_ONCE = 64
 """Steps that a pass over a file turns into lists of ids together."""
-MAX_COUNTED = 2**22
 
 
 class Digest:
@@ -246,6 +245,26 @@ class Sequence:
                 self._next_step += 1
                 yield ids
 
+    def shuffled(self, window: int | None = None, *, seed: int = 0) -> "Sequence":
+        """The same choice in another order: examples change places among the steps of a window.
+
+        For a model other than the proxy: an order that answered the proxy's weaknesses of the moment does not answer
+        another model's. Everything else is as with this sequence; its digest is that of the new order.
+
+        Args:
+            window: How many steps. By default as many as train on as many examples as were selected from; 1 changes
+                nothing.
+            seed: Of the new order.
+        """
+        if window is None:
+            window = max(1, pool_of(self.header) // self.keep)
+        if window < 1:
+            raise ConfigError(f"a window of {window} steps cannot be shuffled; give 1 to leave the order as it is")
+        if window == 1:
+            return self
+        table = ShuffledTable(self._table, self._wait, keep=self.keep, window=window, seed=seed)
+        return Sequence(table, rank=self.rank, world_size=self.world_size)
+
     def state_dict(self) -> dict[str, Any]:
         """The next step to give.
 
@@ -283,6 +302,12 @@ class Sequence:
     def digest(self) -> str:
         """A hash over the ids in order: independent of how and where the file was written."""
         return digest_of(self.blocks())
+
+
+def pool_of(header: Header) -> int:
+    """How many examples were selected from; those of the data set, where the file does not say."""
+    pool = header.config.get("num_train")
+    return pool if type(pool) is int and pool > 0 else int(header.data["length"])
 
 
 def check_columns(columns: Iterable[str], values: Mapping[str, "Tensor"]) -> None:
@@ -374,73 +399,3 @@ class SequenceWriter:
 
     def __exit__(self, *error: object) -> None:
         self._file.__exit__(*error)
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a sequence holds.
-
-    Attributes:
-        seen: Distinct examples in it.
-        coverage: Their share of the training side (of the data set, where that is not known).
-        most_repeated: How often the most frequent example occurs.
-        mean_repeats: Occurrences per distinct example.
-        exact: Whether all examples were counted; else one in so many, and `most_repeated` is that among those.
-    """
-
-    steps: int
-    keep: int
-    seen: int
-    coverage: float
-    most_repeated: int
-    mean_repeats: float
-    exact: bool = True
-
-
-def statistics(sequence: Sequence) -> Statistics:
-    """Coverage and repetition in one pass, in bounded memory."""
-    steps, rows, length = len(sequence), len(sequence) * sequence.keep, int(sequence.header.data["length"])
-    # Counted by id only where the file itself is large: the length of the data set is what a file says, and may be
-    # anything.
-    share = 1
-    if rows <= MAX_COUNTED:
-        counts = np.unique(sequence.ids, return_counts=True)[1]
-    elif length <= 16 * MAX_COUNTED:
-        counts = np.zeros(length, np.uint32)
-        for ids in sequence.blocks():
-            np.add.at(counts, ids, np.uint32(1))
-        counts = counts[counts > 0]
-    else:
-        import torch
-
-        from goldiprox.randomness import hash_ids
-
-        share = -(-rows // MAX_COUNTED)
-        sample = [ids[hash_ids(torch.from_numpy(ids), 0).numpy() % share == 0] for ids in sequence.blocks()]
-        counts = np.unique(np.concatenate(sample), return_counts=True)[1]
-    pool = sequence.header.config.get("num_train")
-    if type(pool) is not int or pool < 1:
-        pool = length
-    seen = min(len(counts) * share, rows)
-    return Statistics(
-        steps=steps,
-        keep=sequence.keep,
-        seen=seen,
-        coverage=seen / max(pool, 1),
-        most_repeated=int(counts.max(initial=0)),
-        mean_repeats=rows / max(seen, 1),
-        exact=share == 1,
-    )
-
-
-def verify(sequence: Sequence) -> None:
-    """What opening does not check: that all steps are there, that none repeats an example; and all of a large file."""
-    promised = sequence.header.config.get("steps")
-    if isinstance(promised, int) and promised != len(sequence):
-        raise CorruptFile(f"the header promises {promised:,} steps, the file holds {len(sequence):,}")
-    repeated: list[int] = []
-    for first, ids in sequence.step_blocks():
-        ids.sort(axis=1)
-        repeated += (first + (ids[:, 1:] == ids[:, :-1]).any(1).nonzero()[0]).tolist()
-    if repeated:
-        raise CorruptFile(f"{len(repeated):,} steps train on an example twice: steps {some(repeated)}")

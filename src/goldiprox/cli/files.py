@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from goldiprox import receipts
-from goldiprox import sequence as sequences
+from goldiprox import inspection, receipts
 from goldiprox.artifacts import Header, read_header
 from goldiprox.cli import options as o
 from goldiprox.cli.console import facts, failure, out, print_json, readable, success
@@ -18,7 +17,7 @@ from goldiprox.data.fingerprint import short
 from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.prepare import DataConfig
-from goldiprox.sequence import Sequence
+from goldiprox.sequence import KIND, Sequence
 from goldiprox.stages import RunConfig, Stages
 
 Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tables.")]
@@ -26,7 +25,7 @@ Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tab
 
 def _open(path: Path, *, partial: bool = False) -> Sequence | IrreducibleLosses:
     kind = read_header(path).kind
-    if kind == sequences.KIND:
+    if kind == KIND:
         return Sequence.open(path, partial=partial)
     if kind == "irreducible":
         return IrreducibleLosses.open(path)
@@ -56,7 +55,7 @@ def inspect(
         raise ConfigError("--csv and flags about data belong to --suspects N; add it")
     figures: dict[str, Any] = {"path": str(file), "kind": header.kind, "digest": opened.digest}
     if isinstance(opened, Sequence):
-        figures |= {"complete": opened.complete, **asdict(sequences.statistics(opened))}
+        figures |= {"complete": opened.complete, **asdict(inspection.statistics(opened))}
     else:
         losses = opened.values.numpy()[opened.ids]
         quantiles = np.quantile(losses, [0, 0.5, 0.9, 1]).tolist() if len(losses) else [0.0] * 4
@@ -97,7 +96,7 @@ def verify(
             opened[str(path)] = checked = _open(path)
             headers[str(path)] = header = read_header(path)
             if isinstance(checked, Sequence):
-                sequences.verify(checked)
+                inspection.verify(checked)
             if stages:
                 stages.require_same_data(str(path), header.data, header.config, header.parents)
         except GoldiproxError as e:

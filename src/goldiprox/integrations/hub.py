@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from goldiprox.artifacts import Header, TableWriter, check_output
 from goldiprox.data.parquet import MAX_EXPANSION, SMALL
 from goldiprox.errors import ConfigError, CorruptFile, MissingExtra, MissingFile, UnsupportedFormat
+from goldiprox.inspection import statistics
 from goldiprox.messages import TYPES
-from goldiprox.sequence import BLOCK, KIND, Digest, Sequence, statistics
+from goldiprox.sequence import BLOCK, KIND, Digest, Sequence
 from goldiprox.storage import publish
 
 try:
