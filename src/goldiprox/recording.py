@@ -27,7 +27,7 @@ from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
-from goldiprox.randomness import derive, seeded
+from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule, text_of
 from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
@@ -393,7 +393,7 @@ class Job:
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a recording to be continued."""
-        described = {"training": asdict(self.config), "split": digest_ids(self.train_ids)}
+        described = {"training": asdict(self.config), "order": ORDER, "split": digest_ids(self.train_ids)}
         return {**self.header, **described, "in_memory": self.out is None}
 
     @contextmanager
@@ -432,7 +432,7 @@ class Job:
         return Recording(path, digest, self.num_steps, history, ids)
 
 
-def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
+def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
     table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
     if table is not None and len(table) != len(unwrap(data)):
         raise ConfigError(
@@ -442,7 +442,7 @@ def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: n
     if table is not None and table.data is not None and acquisition is not uniform:
         require_fingerprint(data, table.data, "the irreducible table")
     if ids is None:
-        return table.ids if table is not None else np.arange(len(unwrap(data)))
+        return range(len(unwrap(data))) if table is None or table.is_complete else table.ids
     ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
     if table is not None and acquisition is not uniform:
         table.require(ids)

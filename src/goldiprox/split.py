@@ -9,6 +9,8 @@ import numpy.typing as npt
 from goldiprox.errors import ConfigError, some
 from goldiprox.randomness import derive
 
+_BLOCK = 2**16
+
 
 def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np.ndarray:
     """Ids as integers, or an error where they are not distinct positions in a data set of this length."""
@@ -24,11 +26,12 @@ def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np
     return ids
 
 
-def digest_ids(*parts: np.ndarray) -> str:
+def digest_ids(*parts: np.ndarray | range) -> str:
     """A hash over ids in order."""
     digest = hashlib.sha256()
     for ids in parts:
-        digest.update(ids.astype("<i8").tobytes())
+        for first in range(0, len(ids), _BLOCK):
+            digest.update(np.asarray(ids[first : first + _BLOCK], "<i8").tobytes())
     return f"sha256:{digest.hexdigest()}"
 
 
