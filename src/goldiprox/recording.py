@@ -319,7 +319,8 @@ class Job:
         self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
         every = 1 if self.device.type == "cpu" else 64
         picks = Picks(len(unwrap(self.data)), len(self.train_ids), self.corrupted) if self.evaluate else None
-        self.recorder = Recorder(self.keep, in_memory=self.out is None, every=every, picks=picks)
+        in_memory = self.num_steps * self.keep if self.out is None else None
+        self.recorder = Recorder(self.keep, in_memory=in_memory, every=every, picks=picks)
 
     def task(self) -> Task:
         return Task(
@@ -427,9 +428,8 @@ class Job:
 
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)
-        ids = None if recorder.in_memory is None else torch.cat(recorder.in_memory).numpy()
         digest = self.together.digest(recorder.digest) if self.together else recorder.digest
-        return Recording(path, digest, self.num_steps, history, ids)
+        return Recording(path, digest, self.num_steps, history, recorder.in_memory)
 
 
 def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
