@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 # The constants of SplitMix64 (Steele, Lea, Flood 2014).
 _INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# From 31 things on, 8 rounds are as good as chance by every statistic of docs/lab-notes.md; a few things need more.
+# From 64 things on, 8 rounds cannot be told from chance (benchmarks/permutation.py); fewer things need more of them.
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 24, 64
 ORDER = 2
 """The version of the orders that come of a key: raise it with every change of `permuted`, and unfinished runs that

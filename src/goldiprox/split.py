@@ -18,7 +18,8 @@ def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np
     if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
         raise ConfigError(f"{what} must list ids (positions), not {ids.dtype} of shape {ids.shape}")
     ids = ids.astype(np.int64)
-    if len(np.unique(ids)) != len(ids):
+    is_ascending = (ids[1:] > ids[:-1]).all()  # as splits are; else copies are sorted to find out
+    if not is_ascending and len(np.unique(ids)) != len(ids):
         raise ConfigError(f"{what} lists some ids twice")
     bad = ids[(ids < 0) | (ids >= (np.iinfo(np.int64).max if length is None else length))]
     if len(bad):
