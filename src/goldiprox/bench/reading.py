@@ -27,9 +27,13 @@ def megabytes(what: str) -> float:
     raise AssertionError(what)
 
 
-def forget_peak() -> None:
-    """Lets ``VmHWM`` begin anew at what the process holds now; Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")
+def forget_peak() -> bool:
+    """Lets ``VmHWM`` begin anew at what the process holds now; False where that cannot be (Linux only)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def look(path: str) -> None:

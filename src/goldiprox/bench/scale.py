@@ -1,6 +1,7 @@
 """Does time grow with the number of examples and with nothing else, and memory not at all?"""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -23,7 +24,8 @@ CANDIDATES = 320
 def one_pass(length: int, device: torch.device) -> tuple[float, float]:
     """Seconds of a pass over the candidates of so many examples, and the most megabytes that it takes.
 
-    Beyond data, table and model; and, on the host, beyond the ids that are kept, which are what it is for.
+    Beyond data, table and model; and, on the host, beyond the ids that are kept, which are what it is for. NaN on hosts
+    that do not tell.
     """
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randint(0, 256, (length, *SHAPE), dtype=torch.uint8, device=device, generator=generator)
@@ -40,15 +42,14 @@ def one_pass(length: int, device: torch.device) -> tuple[float, float]:
     seconds = time.perf_counter() - start
     if device.type == "cuda":
         return seconds, torch.cuda.max_memory_allocated() / 2**20 - before
-    return seconds, megabytes("VmHWM") - before - kept.ids.nbytes / 2**20
+    return seconds, math.nan if math.isnan(before) else megabytes("VmHWM") - before - kept.ids.nbytes / 2**20
 
 
 def _start_of_memory(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20
-    forget_peak()
-    return megabytes("VmRSS")
+    return megabytes("VmRSS") if forget_peak() else math.nan
 
 
 def alone(length: int) -> None:
@@ -58,7 +59,8 @@ def alone(length: int) -> None:
     sys.stdout.write(json.dumps(one_pass(length, cpu)))
 
 
-def _measured(length: int, device: torch.device) -> tuple[float, float]:
+def measured(length: int, device: torch.device) -> tuple[float, float]:
+    """`one_pass`, on the host in a process of its own."""
     if device.type == "cuda":
         return one_pass(length, device)
     command = [sys.executable, "-c", f"from goldiprox.bench.scale import alone; alone({length})"]
@@ -70,15 +72,18 @@ def growth(device: torch.device, powers: range) -> Iterator[Measurement]:
     """Time at each size against ten times that at the size before; memory against that at the smallest size."""
     if device.type == "cuda":
         one_pass(10_000, device)
-    seconds, smallest = _measured(10 ** powers[0], device)
+    seconds, smallest = measured(10 ** powers[0], device)
     for power in powers[1:]:
-        more_seconds, memory = _measured(10**power, device)
+        more_seconds, memory = measured(10**power, device)
         yield Measurement(
             f"10^{power} examples / ten times 10^{power - 1}: time of a pass over the candidates ({device.type}; s)",
             Spread.of([more_seconds / (10 * seconds)]),
             Spread.of([more_seconds]),
             Spread.of([seconds]),
         )
+        seconds = more_seconds
+        if math.isnan(memory):
+            continue
         yield Measurement(
             f"10^{power} examples / 10^{powers[0]}: memory beyond data, table and model ({device.type}; MB)",
             Spread.of([memory / smallest]),
@@ -86,7 +91,6 @@ def growth(device: torch.device, powers: range) -> Iterator[Measurement]:
             Spread.of([smallest]),
             notes={"more bytes an example": round((memory - smallest) * 2**20 / (10**power - 10 ** powers[0]), 2)},
         )
-        seconds = more_seconds
 
 
 def benchmarks() -> dict[str, Callable[[], Iterator[Measurement]]]:
