@@ -60,7 +60,7 @@ if __name__ == "__main__":
         rounds = [
             (microseconds(10**power, by_sorting=False), microseconds(10**power, by_sorting=True)) for _ in range(4)
         ]
-        ours, sort = (min(times) for times in zip(*rounds[1:], strict=True))
+        ours, sort = (min(each) for each in zip(*rounds[1:], strict=True))
         print(f"10^{power} ids: {ours:.1f} us a step, {sort:.1f} by sorting: {ours / sort:.2f}")
     for length in (3, 5, 6, 7, 8, 17, 31, 64, 100):
         for number in (4, 6, 8, 12, 24):

@@ -302,7 +302,7 @@ class CandidateSampler:
         steps: How many steps to give.
     """
 
-    AT_ONCE = 2**17
+    AT_ONCE = 2**16
     """Candidates that are computed together: many, so that a GPU is not busy with starting small computations."""
 
     def __init__(self, ids: Sequence[int] | np.ndarray | Tensor, candidates: int, *, seed: int = 0, steps: int):
