@@ -57,10 +57,10 @@ def microseconds(length: int, *, by_sorting: bool, candidates: int = 320, at_lea
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for power in (4, 5, 6):
-        rounds = [
-            (microseconds(10**power, by_sorting=False), microseconds(10**power, by_sorting=True)) for _ in range(4)
+        times = [
+            (microseconds(10**power, by_sorting=False), microseconds(10**power, by_sorting=True)) for _ in range(6)
         ]
-        ours, sort = (min(each) for each in zip(*rounds[1:], strict=True))
+        ours, sort = (min(each) for each in zip(*times, strict=True))
         print(f"10^{power} ids: {ours:.1f} us a step, {sort:.1f} by sorting: {ours / sort:.2f}")
     for length in (3, 5, 6, 7, 8, 17, 31, 64, 100):
         for number in (4, 6, 8, 12, 24):

@@ -143,7 +143,7 @@ class TestCandidateSampler:
         sampler = gp.CandidateSampler(range(10**power), 320, steps=10**8)
         with Watching() as watched:
             sampler.window(10**power // 640, 64, torch.device("cpu"))
-        assert watched.largest <= 1.1 * sampler.AT_ONCE
+        assert watched.largest <= 1.3 * sampler.AT_ONCE
         assert watched.number < 200
 
     def test_works_as_a_batch_sampler(self, blobs):

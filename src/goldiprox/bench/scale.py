@@ -71,7 +71,8 @@ def measured(length: int, device: torch.device) -> tuple[float, float]:
 def growth(device: torch.device, powers: range) -> Iterator[Measurement]:
     """Time at each size against ten times that at the size before, and memory against that at the size before.
 
-    A block of candidates takes some MB, which an epoch of fewer examples does not fill: above 10^5 memory is flat.
+    A block of candidates takes a few MB, which an epoch of fewer than 10^5 examples does not fill: from there on memory
+    is flat.
     """
     if device.type == "cuda":
         one_pass(10_000, device)
