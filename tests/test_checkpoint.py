@@ -14,6 +14,7 @@ from conftest import NUM_CLASSES, make_blobs, make_irreducible, make_mlp
 from goldiprox.checkpoint import _pack, _unpack
 from goldiprox.holdout import HoldoutConfig
 from goldiprox.loop import evaluate_on
+from goldiprox.randomness import ORDER
 
 STEPS = 24
 
@@ -321,6 +322,17 @@ class TestRefused:
         assert_same(
             record(blobs, tmp_path / "s.arrow", tmp_path / "c"), record(blobs, tmp_path / "w.arrow", tmp_path / "w")
         )
+
+    @pytest.mark.parametrize("there", [None, 1])
+    def test_another_order_of_candidates(self, there, tmp_path, blobs):
+        """As begun by a version that knew no other order, or an older one."""
+        self.broken_off(tmp_path, blobs)
+        begun = tmp_path / "c" / "stage.json"
+        settings = json.loads(begun.read_text())
+        assert settings.pop("order") == ORDER
+        begun.write_text(json.dumps(settings if there is None else settings | {"order": there}))
+        with pytest.raises(gp.ConfigError, match=r"another version of goldiprox.*another order.*--force"):
+            record(blobs, tmp_path / "s.arrow", tmp_path / "c")
 
     def test_other_data(self, tmp_path, blobs):
         self.broken_off(tmp_path, blobs)

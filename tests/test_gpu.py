@@ -42,6 +42,21 @@ def test_the_digest_does_not_depend_on_how_data_is_loaded(on_gpu, rule):
     assert digest(on_gpu) == digest(on_gpu) == digest(make_blobs()) == digest(on_gpu, num_workers=2)
 
 
+@pytest.mark.parametrize("length", [7, 50, 2_500, 30_000, 10**7])
+def test_candidates_agree_with_the_cpu_and_are_not_waited_for(length):
+    device = torch.device("cuda", 0)
+    for ids in (range(length), torch.arange(length) * 3):
+        here, there = (gp.CandidateSampler(ids, min(320, length), steps=300) for _ in range(2))
+        there.window(0, 1, device)  # copies the ids, once
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            windows = [there.window(first, 64, device) for first in (250, 0)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for first, window in zip((250, 0), windows, strict=True):
+            assert torch.equal(window.cpu(), here.window(first, len(window), torch.device("cpu")))
+
+
 def test_what_is_made_of_ids_and_the_seed_agrees_with_the_cpu(on_gpu):
     def digest(model, data, acquisition, rule=None):
         table = make_irreducible(make_blobs())

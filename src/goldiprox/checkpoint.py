@@ -196,6 +196,11 @@ class Checkpoints:
                 f"{self.folder} holds an unfinished run on something else: {' and '.join(content)} changed. "
                 f"Use what it was begun with to continue it, or add --force (force=True) to start over"
             )
+        if any(name.rpartition(".")[2] == "order" for name in changed):
+            raise ConfigError(
+                f"{self.folder} holds an unfinished run of another version of goldiprox, in which the same seed gives "
+                f"examples in another order. Continue it with that version, or add --force (force=True) to start over"
+            )
         if changed:
             raise ConfigError(
                 f"{self.folder} holds an unfinished run with other settings: {'; '.join(flags)}. "

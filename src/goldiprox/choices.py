@@ -129,11 +129,19 @@ class Behind:
 
 
 class Recorder:
-    """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for."""
+    """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for.
 
-    def __init__(self, keep: int, *, in_memory: bool, every: int, picks: Picks | None = None):
+    Args:
+        keep: How many ids a step keeps.
+        in_memory: How many ids there will be, where they are to be held in memory; else None.
+        every: Steps between two looks at the device.
+        picks: Figures of what is kept.
+    """
+
+    def __init__(self, keep: int, *, in_memory: int | None, every: int, picks: Picks | None = None):
         self.keep, self.every, self.picks = keep, every, picks
-        self.in_memory: list[Tensor] | None = [] if in_memory else None
+        self._held = None if in_memory is None else np.empty(in_memory, np.int64)
+        self._num_held = 0
         self.writer: SequenceWriter | None = None
         self._hash = Digest()
         self._waiting: list[tuple[Tensor, Mapping[str, Tensor]]] = []
@@ -148,12 +156,20 @@ class Recorder:
         for ids, values in waiting:
             ids = ids.cpu()
             self._hash.update(ids.numpy())
-            if self.in_memory is not None:
-                self.in_memory.append(ids.clone())
+            self._hold(ids.numpy())
             if self.picks:
                 self.picks.add(ids, values)
             if self.writer:
                 self.writer.append(ids, values)
+
+    def _hold(self, ids: np.ndarray) -> None:
+        if self._held is not None:
+            self._held[self._num_held : self._num_held + len(ids)] = ids
+            self._num_held += len(ids)
+
+    @property
+    def in_memory(self) -> np.ndarray | None:
+        return None if self._held is None else self._held[: self._num_held]
 
     def figures(self) -> dict[str, float]:
         """Of what was taken down."""
@@ -169,15 +185,14 @@ class Recorder:
         self.flush()
         if self.writer:
             self.writer.flush()
-        ids = None if self.in_memory is None else torch.cat(self.in_memory)
+        ids = None if self.in_memory is None else torch.from_numpy(self.in_memory)
         return {"digest": self.digest, "ids": ids, "picks": self.picks.state() if self.picks else {}}
 
     def restore(self, blocks: Iterable[np.ndarray], state: Mapping[str, Any]) -> None:
         """Goes on after these ids, some at a time, which must be those of a checkpoint with this state."""
         for ids in blocks:
             self._hash.update(ids)
-            if self.in_memory is not None:
-                self.in_memory.append(torch.from_numpy(ids))
+            self._hold(ids)
             if self.picks:
                 self.picks.restore([ids], state.get("picks", {}))
         if self.digest != state["digest"]:

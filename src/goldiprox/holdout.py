@@ -1,7 +1,7 @@
 """Holdout models: trained on what is held out, they give the training side its irreducible losses."""
 
 import copy
-import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -29,8 +29,9 @@ from goldiprox.irreducible import IrreducibleLosses, Rivals, describe, fill, riv
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
 from goldiprox.optim import TrainingConfig
-from goldiprox.randomness import derive, seeded, shuffle
+from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
+from goldiprox.selection import CandidateSampler
 from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
@@ -134,17 +135,15 @@ def train_holdout_model(
     best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers))
     saved = None
     if checkpoints:
-        settings = {"holdout": asdict(config), "seed": seed, "split": digest_ids(ids, judge)}
+        settings = {"holdout": asdict(config), "seed": seed, "order": ORDER, "split": digest_ids(ids, judge)}
         saved = checkpoints.start({**settings, "fingerprint": fingerprint(data)}, device)
         if saved:
             best.load_state_dict(saved.state["extra"])
     start = saved.step if saved else 0
     per_epoch = len(learn) // batch_size
-
-    @functools.lru_cache(maxsize=1)
-    def epoch_ids(epoch: int) -> Tensor:
-        order = shuffle(learn, derive("holdout epoch", seed, epoch))
-        return order[: len(order) // batch_size * batch_size].view(-1, batch_size)
+    order = CandidateSampler(
+        learn, batch_size, seed=derive("holdout epochs", seed), steps=config.max_epochs * per_epoch
+    )
 
     def batches() -> Iterator[Batch]:
         # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
@@ -152,14 +151,13 @@ def train_holdout_model(
             if epoch * per_epoch >= start and best.converged:
                 return
             first = max(start, epoch * per_epoch)
-            rest = epoch_ids(epoch)[first - epoch * per_epoch :]
+            rest = itertools.islice(order.batches(first), (epoch + 1) * per_epoch - first)
             yield from iterate(data, rest, device=device, num_workers=num_workers, seed=seed, first=first)
 
     def rows(first: int, count: int) -> Tensor:
-        epoch, row = divmod(first, per_epoch)
-        if epoch >= config.max_epochs or (row == 0 and best.converged):
+        if first % per_epoch == 0 and best.converged:
             return torch.empty(0, batch_size)
-        return epoch_ids(epoch)[row : row + count]
+        return order.window(first, count, device)
 
     resident = on_device(data, device, num_workers)
     rate = rate_of(il_model, example, loss=loss, forward=forward)

@@ -111,11 +111,16 @@ class IrreducibleLosses:
         return (~self.values.isnan()).nonzero().flatten().numpy()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the irreducible loss of every example is known."""
+        return not len(self) or not self.values.amax().isnan()
+
+    @property
     def digest(self) -> str:
         """A hash over ids and losses."""
         ids = self.ids
-        digest = hashlib.sha256(ids.astype("<i8").tobytes())
-        digest.update(self.values.numpy()[ids].astype("<f4").tobytes())
+        digest = hashlib.sha256(ids.astype("<i8", copy=False).data)
+        digest.update(self.values.numpy()[ids].astype("<f4", copy=False).data)
         return f"sha256:{digest.hexdigest()}"
 
     def require(self, ids: np.ndarray) -> None:

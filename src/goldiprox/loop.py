@@ -375,10 +375,10 @@ def outputs(
     """Each batch of these ids with the model's output in evaluation mode."""
     device = device_of(model)
     order = torch.as_tensor(ids)
-    if on_device(data, device, num_workers) is not None:
-        order = order.to(device)  # all at once: a copy per batch would wait for the batch before
+    place = order.device if on_device(data, device, num_workers) is None else device
     with evaluating(model):
-        chunks = order.split(batch_size)
+        # Many to the device at once: a copy per batch would wait for the batch before.
+        chunks = (chunk for some in order.split(512 * batch_size) for chunk in some.to(place).split(batch_size))
         for batch in iterate(data, chunks, device=device, num_workers=num_workers):
             with torch.no_grad():
                 output = forward(model, batch.x)

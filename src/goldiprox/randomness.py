@@ -7,6 +7,7 @@ and after a resume, there is no state to save, and no global generator is involv
 import contextlib
 import contextvars
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, overload
@@ -19,6 +20,12 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 # The constants of SplitMix64 (Steele, Lea, Flood 2014).
 _INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+# From 64 things on, 8 rounds cannot be told from chance (benchmarks/permutation.py); fewer things need more of them.
+_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 24, 64
+ORDER = 2
+"""The version of the orders that come of a key: raise it with every change of `permuted`, and unfinished runs that
+were begun with others are refused. (Version 1 sorted ids by their hashes.)"""
 
 
 def derive(purpose: str, *parts: int) -> int:
@@ -80,9 +87,43 @@ def uniforms(ids: Int[Tensor, " n"], key: Key) -> Float[Tensor, " n"]:
     return (_shift(hash_ids(ids, key), 12).double() + 0.5) * 2.0**-52
 
 
-def shuffle(ids: Int[Tensor, " n"], key: Key) -> Int[Tensor, " n"]:
+def permuted(positions: Int[Tensor, " n"], length: int, keys: Int[Tensor, " k"]) -> Int[Tensor, "k n"]:
+    """What stands at these positions of random orders of ``range(length)``, one for each key, without making them.
+
+    A Feistel network over a grid of rows and columns with at least `length` cells: each half of a cell's address in
+    turn moves on by a hash of the other, around the grid. A cell beyond `length` is sent through again until it
+    falls inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). Only tables of the size of a row
+    are made, and no value is looked at, so a GPU need not be waited for.
+    """
+    # An even number of columns: were both odd, every move would be an even permutation, and so would be the order.
+    columns = math.isqrt(max(length - 1, 0)) + 1
+    columns += columns % 2
+    rows = max(-(-length // columns), 1)
+    device = positions.device
+    rounds = torch.arange(_ROUNDS if length >= _FEW else _ROUNDS_OF_FEW, device=device)
+    hashed = _shift(_hash(torch.arange(columns, device=device), _hash(rounds[:, None], keys)[..., None]), 1)
+    cells = torch.cat([positions, torch.arange(length, rows * columns, device=device)]).expand(len(keys), -1)
+    row, column = cells // columns, cells % columns
+    for by_row, by_column in zip(hashed[::2] % columns, hashed[1::2] % rows, strict=True):
+        column = by_row.gather(1, row).add_(column).remainder_(columns)
+        row = by_column.gather(1, column).add_(row).remainder_(rows)
+    cells = row.mul_(columns).add_(column)
+    inside, beyond = cells[:, : len(positions)], cells[:, len(positions) :]
+    if not beyond.shape[1]:
+        return inside
+
+    def sent_again(cells: Tensor) -> Tensor:
+        return torch.where(cells < length, cells, beyond.gather(1, (cells - length).clamp_(min=0)))
+
+    for _ in range(beyond.shape[1].bit_length()):  # twice as far each time; no way is longer than through all of them
+        beyond = sent_again(beyond)
+    return sent_again(inside)
+
+
+def shuffle(ids: Int[Tensor, " n"], key: int) -> Int[Tensor, " n"]:
     """The ids in a random order that depends only on the ids and the key."""
-    return ids[torch.argsort(hash_ids(ids, key), stable=True)]
+    positions = torch.arange(len(ids), device=ids.device)
+    return ids[permuted(positions, len(ids), torch.tensor([key], device=ids.device))[0]]
 
 
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.mps}

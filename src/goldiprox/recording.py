@@ -27,7 +27,7 @@ from goldiprox.irreducible import IrreducibleLosses, describe
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
-from goldiprox.randomness import derive, seeded
+from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule, text_of
 from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
@@ -319,7 +319,8 @@ class Job:
         self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
         every = 1 if self.device.type == "cpu" else 64
         picks = Picks(len(unwrap(self.data)), len(self.train_ids), self.corrupted) if self.evaluate else None
-        self.recorder = Recorder(self.keep, in_memory=self.out is None, every=every, picks=picks)
+        in_memory = self.num_steps * self.keep if self.out is None else None
+        self.recorder = Recorder(self.keep, in_memory=in_memory, every=every, picks=picks)
 
     def task(self) -> Task:
         return Task(
@@ -393,7 +394,7 @@ class Job:
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a recording to be continued."""
-        described = {"training": asdict(self.config), "split": digest_ids(self.train_ids)}
+        described = {"training": asdict(self.config), "order": ORDER, "split": digest_ids(self.train_ids)}
         return {**self.header, **described, "in_memory": self.out is None}
 
     @contextmanager
@@ -427,12 +428,11 @@ class Job:
 
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)
-        ids = None if recorder.in_memory is None else torch.cat(recorder.in_memory).numpy()
         digest = self.together.digest(recorder.digest) if self.together else recorder.digest
-        return Recording(path, digest, self.num_steps, history, ids)
+        return Recording(path, digest, self.num_steps, history, recorder.in_memory)
 
 
-def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray:
+def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
     table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
     if table is not None and len(table) != len(unwrap(data)):
         raise ConfigError(
@@ -442,7 +442,7 @@ def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: n
     if table is not None and table.data is not None and acquisition is not uniform:
         require_fingerprint(data, table.data, "the irreducible table")
     if ids is None:
-        return table.ids if table is not None else np.arange(len(unwrap(data)))
+        return range(len(unwrap(data))) if table is None or table.is_complete else table.ids
     ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
     if table is not None and acquisition is not uniform:
         table.require(ids)

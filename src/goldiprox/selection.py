@@ -21,7 +21,7 @@ from goldiprox.forward import (
     require_no_running_stats,
 )
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.randomness import derive, preserved, shuffle, subkey
+from goldiprox.randomness import derive, hash_ids, permuted, preserved, subkey
 from goldiprox.ranks import Ranks
 from goldiprox.rules import Rule, highest, top_k
 from goldiprox.watch import Watch
@@ -290,30 +290,34 @@ class Scored(NamedTuple):
 class CandidateSampler:
     """The candidates of every step: without replacement within an epoch, reshuffled between epochs.
 
-    The order is a hash of (seed, epoch, id), so any step can be asked for without those before it. What does
-    not fill a batch at an epoch's end is left out of that epoch, another part each time: `candidates` never
-    varies.
+    Any step can be asked for without those before it: where an id stands in an epoch's order is computed from
+    (seed, epoch, its place in `ids`), a few hundred steps at a time, so memory does not grow with the number of ids.
+    What does not fill a batch at an epoch's end is left out of that epoch, another part each time: `candidates`
+    never varies.
 
     Args:
-        ids: What candidates are drawn from.
+        ids: What candidates are drawn from. A ``range`` takes no memory.
         candidates: How many per step.
         seed: Of the order.
         steps: How many steps to give.
     """
 
+    AT_ONCE = 2**16
+    """Candidates that are computed together: many, so that a GPU is not busy with starting small computations."""
+
     def __init__(self, ids: Sequence[int] | np.ndarray | Tensor, candidates: int, *, seed: int = 0, steps: int):
-        self.ids = torch.as_tensor(np.asarray(ids), dtype=torch.int64)
-        if candidates > len(self.ids):
+        if candidates > len(ids):
             raise ConfigError(
-                f"{candidates} candidates per step, but the training side has only {len(self.ids)} examples; "
+                f"{candidates} candidates per step, but the training side has only {len(ids)} examples; "
                 f"lower --candidates"
             )
         if candidates < 1 or steps < 1:
             raise ConfigError(f"candidates={candidates}, steps={steps}: both must be at least 1")
+        self.ids = ids if isinstance(ids, range) else torch.as_tensor(np.asarray(ids), dtype=torch.int64)
         self.candidates, self.seed, self.steps = candidates, seed, steps
-        self.steps_per_epoch = len(self.ids) // candidates
-        self._epoch: tuple[int, Tensor] = (-1, self.ids)
-        self._placed = self.ids
+        self.steps_per_epoch = len(ids) // candidates
+        self._placed: Tensor | None = None
+        self._computed = torch.device("cpu"), 0, torch.empty(0, candidates, dtype=torch.int64)
 
     def __len__(self) -> int:
         return self.steps
@@ -324,27 +328,42 @@ class CandidateSampler:
             yield batch_ids.tolist()
 
     def window(self, first: int, count: int, device: torch.device) -> Int[Tensor, "steps n"]:
-        """The candidates of at most `count` steps from `first` on, up to the epoch's end, on a device."""
-        epoch, row = divmod(first, self.steps_per_epoch)
-        if self._epoch[0] != epoch:
-            order = shuffle(self._ids_on(device), derive("candidates", self.seed, epoch))
-            self._epoch = (epoch, order[: self.steps_per_epoch * self.candidates].view(-1, self.candidates))
-        return self._epoch[1][row : row + min(count, self.steps - first)]
+        """The candidates of the steps from `first` on, on a device: of `count` steps at most, of none at the end."""
+        count = max(min(count, self.steps - first), 0)
+        place, begin, ids = self._computed
+        if count and not (place == device and begin <= first < begin + len(ids)):
+            self._computed = place, begin, ids = device, *self._compute(first, device)
+        return ids[first - begin : first - begin + count] if count else ids[:0]
 
-    def _ids_on(self, device: torch.device) -> Tensor:
-        if self._placed.device != device:
-            self._placed = self.ids.to(device)
-        return self._placed
+    def _compute(self, step: int, device: torch.device) -> tuple[int, Tensor]:
+        """The candidates of many steps, this one among them, and which is their first: part of an epoch, or several."""
+        many, per_epoch = max(self.AT_ONCE // self.candidates, 1), self.steps_per_epoch
+        epoch, row = divmod(step, per_epoch)
+        if many < per_epoch:
+            end, num_epochs = min(row + many, per_epoch), 1
+        else:
+            row, end, num_epochs = 0, per_epoch, min(many // per_epoch, -(-self.steps // per_epoch) - epoch)
+        positions = torch.arange(row * self.candidates, end * self.candidates, device=device)
+        epochs = torch.arange(epoch, epoch + num_epochs, device=device)
+        places = permuted(positions, len(self.ids), hash_ids(epochs, derive("candidates", self.seed)))
+        return epoch * per_epoch + row, self._ids_at(places.flatten()).view(-1, self.candidates)
+
+    def _ids_at(self, places: Tensor) -> Tensor:
+        if isinstance(self.ids, range):
+            return places * self.ids.step + self.ids.start
+        if self._placed is None or self._placed.device != places.device:
+            # On a GPU for the whole run, so in half the space where that is enough.
+            small = places.is_cuda and int(self.ids.max()) < 2**31
+            self._placed = self.ids.to(places.device, torch.int32 if small else torch.int64)
+        return self._placed.index_select(0, places).long()
 
     def batches(self, start: int = 0) -> Iterator[Int[Tensor, " n"]]:
         """The candidates from a step on, as tensors."""
-        epoch, order = -1, self.ids
-        for step in range(start, self.steps):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                order = shuffle(self.ids, derive("candidates", self.seed, epoch))
-            position = step % self.steps_per_epoch * self.candidates
-            yield order[position : position + self.candidates]
+        while start < self.steps:
+            window = self.window(start, self.steps, torch.device("cpu"))
+            for row in range(len(window)):
+                yield window[row]
+            start += len(window)
 
 
 def num_steps(steps: int | None, epochs: int | None, num_train: int, candidates: int) -> int:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 from goldiprox.errors import ConfigError, some
 from goldiprox.randomness import derive
 
+_BLOCK = 2**16
+
 
 def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np.ndarray:
     """Ids as integers, or an error where they are not distinct positions in a data set of this length."""
@@ -16,7 +18,8 @@ def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np
     if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
         raise ConfigError(f"{what} must list ids (positions), not {ids.dtype} of shape {ids.shape}")
     ids = ids.astype(np.int64)
-    if len(np.unique(ids)) != len(ids):
+    is_ascending = (ids[1:] > ids[:-1]).all()  # as splits are; else copies are sorted to find out
+    if not is_ascending and len(np.unique(ids)) != len(ids):
         raise ConfigError(f"{what} lists some ids twice")
     bad = ids[(ids < 0) | (ids >= (np.iinfo(np.int64).max if length is None else length))]
     if len(bad):
@@ -24,11 +27,12 @@ def check_ids(ids: npt.ArrayLike, *, what: str, length: int | None = None) -> np
     return ids
 
 
-def digest_ids(*parts: np.ndarray) -> str:
+def digest_ids(*parts: np.ndarray | range) -> str:
     """A hash over ids in order."""
     digest = hashlib.sha256()
     for ids in parts:
-        digest.update(ids.astype("<i8").tobytes())
+        for first in range(0, len(ids), _BLOCK):
+            digest.update(np.asarray(ids[first : first + _BLOCK], "<i8").tobytes())
     return f"sha256:{digest.hexdigest()}"
 
 
