@@ -20,7 +20,7 @@ from goldiprox.loop import outputs
 from goldiprox.prepare import DataConfig
 from goldiprox.split import k_fold
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, find_suspects
+from goldiprox.suspects import average_precision, find_suspects, suspected
 
 WAYS = {
     "clean holdout": {"holdout": 0.5, "holdout_noise": 0.0, "num_folds": 0},
@@ -59,6 +59,7 @@ def measure(data: str, proxy: str, seed: int, *, holdout: float, holdout_noise: 
         result[f"cleanlab: {name}"] = average_precision(wrong[ids[np.argsort(quality, kind="stable")]])
     issues = find_label_issues(labels[ids], probabilities, n_jobs=1)
     flagged = {"cleanlab's find_label_issues": ids[issues], "our first, as many": found.ids[: issues.sum()]}
+    flagged |= {"ours, contradicted with confidence": ids[suspected(table, stages.data)]}
     for name, chosen in flagged.items():
         result[f"{name}, precision"] = float(wrong[chosen].mean())
         result[f"{name}, recall"] = float(wrong[chosen].sum() / wrong[ids].sum())

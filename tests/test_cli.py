@@ -114,6 +114,27 @@ class TestRun:
             for name, figures in result["results"].items():
                 assert again["results"][name]["accuracy"] == figures["accuracy"]
 
+    def test_trusted_labels_in_an_order_of_chance(self, finished, goldiprox):
+        folder, result = finished
+        code, out, err = goldiprox("run", *QUICK, "--json", "--trusted", "--window", "0", "--out", "trusted")
+        assert code == 0, err
+        again = json.loads(out)
+        assert again["sequence"]["steps"] == result["sequence"]["steps"]
+        assert again["results"]["uniform"]["accuracy"] == result["results"]["uniform"]["accuracy"]
+        sequence = gp.Sequence.open(again["sequence"]["path"])
+        table = gp.IrreducibleLosses.open(folder / "irreducible.arrow")
+        data = prepare(DataConfig(noise=0.1)).data
+        assert set(sequence.ids) <= set(gp.trusted_ids(table, data).tolist())
+        assert len(gp.trusted_ids(table, data)) == sequence.header.config["num_train"] < 2_000
+        flags = ["--sequence", again["sequence"]["path"], "--noise", "0.1", "--device", "cpu", "--json"]
+        accuracies = set()
+        for window in ("0", "1"):
+            code, out, err = goldiprox("train", *flags, "--window", window)
+            assert code == 0, err
+            accuracies.add(json.loads(out)["accuracy"])
+        assert len(accuracies) == 2
+        assert again["results"]["reducible_loss"]["accuracy"] in accuracies
+
     def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
         assert code == 0
@@ -224,6 +245,8 @@ REFUSED = {
         "training side has only 2,000",
     ),
     "no epochs": (["run", "--epochs", "0"], 2, "--epochs 0"),
+    "a window of less than a step": (["run", "--window", "-1"], 2, "--window -1"),
+    "trust without irreducible losses": (["select", "--acquisition", "loss", "--trusted"], 2, "--trusted needs"),
     "an empty holdout": (["run", "--holdout", "0"], 2, "holdout is empty"),
     "irreducible with an empty holdout": (["irreducible", "--holdout", "0"], 2, "holdout is empty"),
     "a holdout of everything": (["run", "--holdout", "1"], 2, "not in [0, 1)"),

@@ -25,6 +25,7 @@ from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.loop import History
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Silent
+from goldiprox.suspects import trusted_ids
 from test_cli import goldiprox  # noqa: F401
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 3.0)
@@ -183,7 +184,13 @@ class TestBill:
 
 class TestMethods:
     @pytest.mark.parametrize(
-        "text", ["top_k", "gumbel_top_k:1,checkpoint=last,il_models=3,robust=0.7", "mix:0.5,folds=2"]
+        "text",
+        [
+            "top_k",
+            "gumbel_top_k:1,checkpoint=last,il_models=3,robust=0.7",
+            "mix:0.5,folds=2",
+            "top_k,trusted=1,window=0",
+        ],
     )
     def test_are_texts(self, text):
         assert parse(text).name == parse(text).text == text
@@ -204,6 +211,9 @@ class TestMethods:
             ("top_k,folds=1", "give 2 or more"),
             ("top_k,checkpoint=best", "checkpoint"),
             ("top_k,robust=2", "not in"),
+            ("top_k,window=-1", "number of steps"),
+            ("top_k,trusted=2", "0 or 1"),
+            ("top_k,il_schedule=linear", "il_schedule"),
             ("top_k,acquisition=lots", "acquisition"),
         ],
     )
@@ -339,6 +349,37 @@ class TestRuns:
         folds, _ = lab.tables(Method("top_k", folds=2))
         assert len({t.digest for t in (one[0], one[1], three[0], robust[0], folds[0])}) == 5
         assert more[0]["flops"] == pytest.approx(3 * costs[0]["flops"])
+
+    def test_a_method_that_trusts_selects_from_less(self, own, tmp_path):
+        lab = Lab(own, tmp_path, Silent())
+        for method in (Method("top_k", acquisition="loss", trusted=1), Method("top_k", trusted=1, il_models=2)):
+            tables, _ = lab.tables(method)
+            recordings = lab.recorded(method, "cosine")
+            for table, recording in zip(tables, recordings, strict=True):
+                trusted = trusted_ids(table, lab.stages.data, lab.train)
+                kept = gp.Sequence.open(recording.sequence).ids
+                assert set(kept) <= set(trusted.tolist()) < set(lab.train.tolist())
+
+    def test_a_window_changes_the_order_and_nothing_else(self, own, tmp_path, monkeypatch):
+        seen = []
+        monkeypatch.setattr(labs, "replay_many", lambda models, data, sequences, **_: seen.extend(sequences) or [])
+        lab = Lab(replace(own, seeds=(0,)), tmp_path, Silent())
+        for window in (1, 4, 0):
+            with pytest.raises(ValueError, match="zip"):  # no histories
+                lab.replayed(Method("top_k", window=window), "cosine")
+        digests = [s.digest for s in seen]
+        assert len(set(digests)) == 3
+        assert sorted(seen[0].ids) == sorted(seen[1].ids) == sorted(seen[2].ids)
+
+    def test_a_holdout_models_rate_may_decay_over_all_of_its_epochs(self, own, tmp_path, monkeypatch):
+        seen = []
+        plain = labs.irreducible_losses
+        monkeypatch.setattr(labs, "irreducible_losses", lambda *a, **k: seen.append(k["config"]) or plain(*a, **k))
+        lab = Lab(replace(own, seeds=(0,)), tmp_path, Silent())
+        constant, _ = lab.tables(Method("top_k", holdout_epochs=3))
+        decayed, _ = lab.tables(Method("top_k", holdout_epochs=3, il_schedule="cosine"))
+        assert constant[0].digest != decayed[0].digest
+        assert (seen[1].patience, seen[1].training.schedule) == (3, "cosine")
 
     def test_trials_are_lines_against_one_uniform(self, own, tmp_path):
         plan = replace(own, methods=(Method("top_k", name="a"), Method("mix:0.5", name="b")), itself=False)

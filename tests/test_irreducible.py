@@ -17,7 +17,7 @@ from goldiprox.errors import (
     UnknownName,
 )
 from goldiprox.holdout import score
-from goldiprox.irreducible import describe
+from goldiprox.irreducible import Rivals, describe
 from test_artifacts import rewrite_header
 
 
@@ -174,6 +174,13 @@ def test_tables_of_several_models_combined(blobs):
     torch.testing.assert_close(probability.values[known], -(((-a).exp() + (-b).exp()) / 2).log())
     assert mean.ids.tolist() == known.tolist()
     assert mean.parents == {"table 0": tables[0].digest, "table 1": tables[1].digest}
+    assert mean.rivals is None
+    for n, table in enumerate(tables):
+        table.rivals = Rivals(torch.full((400,), float(n)), torch.linspace(-1, 1, 400) * (1 - 3 * n))
+    against = gp.IrreducibleLosses.combined(tables).rivals
+    assert against is not None
+    torch.testing.assert_close(against.margin, torch.linspace(-1, 1, 400) * -0.5)
+    assert against.rival.tolist() == [1.0] * 200 + [0.0] * 200
     with pytest.raises(ConfigError, match="different training sides"):
         gp.IrreducibleLosses.combined([tables[0], make_irreducible(blobs)])
     with pytest.raises(UnknownName, match="way to combine"):

@@ -10,10 +10,11 @@ import torch
 
 import goldiprox as gp
 from conftest import make_mlp
+from goldiprox.errors import DataError
 from goldiprox.irreducible import Rivals, describe, rivals
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, find_suspects, judge
+from goldiprox.suspects import average_precision, find_suspects, judge, suspected, trusted_ids
 from test_cli import QUICK, goldiprox  # noqa: F401
 
 
@@ -39,6 +40,23 @@ def test_order_prediction_and_probability(blobs):
     np.testing.assert_array_equal(plain.ids, (-losses).argsort(stable=True))
     assert (plain.predicted == -1).all()
     assert np.isnan(plain.probability).all()
+
+
+def test_labels_are_suspected_where_another_class_is_as_likely_as_it_usually_is_for_its_own():
+    # Class 0 is easy to tell (0.9 where it is the label, once 0.1), class 1 is not (0.6).
+    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.4, 0.6], [0.4, 0.6], [0.45, 0.55], [0.7, 0.3]])
+    y = torch.tensor([0, 0, 0, 1, 1, 0, 1])
+    data = gp.TensorData(torch.zeros(7, 2), y, num_classes=2)
+    losses, against = -probabilities.log()[torch.arange(7), y], rivals(probabilities.log(), y)
+    table = gp.IrreducibleLosses(losses, rivals=against)
+    # Usual are 0.5875 for class 0 and 0.5 for class 1, so 2, 5 and 6 are contradicted.
+    assert suspected(table, data).tolist() == [False, False, True, False, False, True, True]
+    assert trusted_ids(table, data).tolist() == [0, 1, 3, 4]
+    assert trusted_ids(table, data, np.array([1, 2, 3])).tolist() == [1, 3]
+    losses[4] = torch.nan  # not on the training side
+    assert trusted_ids(gp.IrreducibleLosses(losses, rivals=against), data).tolist() == [0, 1, 3]
+    with pytest.raises(DataError, match="make it again"):
+        suspected(gp.IrreducibleLosses(losses), data)
 
 
 def test_the_file_keeps_what_is_held_against_labels(tmp_path, blobs):
@@ -131,6 +149,7 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     assert code == 0, err
     assert "The 5 most suspect of 2,000 labels" in out
     assert "average precision of the whole order 0.9" in out
+    assert "Contradicted with confidence: 3" in out  # of 2,000, of which 360 are wrong
     code, out, err = goldiprox("inspect", "i.arrow", "--suspects", "300", *flags, "--csv", "-")
     assert code == 0, err
     listed = list(csv.DictReader(io.StringIO(out)))
@@ -141,6 +160,7 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     code, out, _ = goldiprox("inspect", "i.arrow", "--suspects", "300", *flags, "--csv", "s.csv", "--json")
     shown = json.loads(out)
     assert shown["judged"]["listed"] == 300
+    assert 300 < shown["contradicted"] < 400
     assert list(csv.DictReader(io.StringIO((tmp_path / "s.csv").read_text()))) == listed
     assert [r["id"] for r in shown["suspects"]] == [int(r["id"]) for r in listed]
     for args, said in (

@@ -63,6 +63,8 @@ from goldiprox.split import holdout_split as holdout_split
 from goldiprox.split import k_fold as k_fold
 from goldiprox.suspects import Suspects as Suspects
 from goldiprox.suspects import find_suspects as find_suspects
+from goldiprox.suspects import suspected as suspected
+from goldiprox.suspects import trusted_ids as trusted_ids
 from goldiprox.tracking import Tracker as Tracker
 from goldiprox.tracking import open_tracker as open_tracker
 from goldiprox.training import record_and_train as record_and_train

@@ -173,6 +173,9 @@ class IrreducibleLosses:
     def combined(cls, tables: Sequence["IrreducibleLosses"], of: Combined = "losses") -> "IrreducibleLosses":
         """One table from those of several holdout models for the same training side.
 
+        What they hold against a label is combined too: the mean of their margins, and the rival of the one with the
+        largest.
+
         Args:
             tables: One of each model.
             of: ``losses``: their mean. ``probabilities``: the loss of the mean probability, which is low as soon as
@@ -195,7 +198,13 @@ class IrreducibleLosses:
         known[torch.from_numpy(ids)] = mean.float()[torch.from_numpy(ids)]
         parents = tables[0].parents | {f"table {n}": table.digest for n, table in enumerate(tables)}
         described = {"combined": of, "tables": [table.config for table in tables]}
-        return cls(known, data=tables[0].data, config=described, parents=parents)
+        against = [table.rivals for table in tables if table.rivals is not None]
+        rivals = None
+        if len(against) == len(tables):
+            margins = torch.stack([r.margin for r in against])
+            first = margins.argmax(0, keepdim=True)
+            rivals = Rivals(torch.stack([r.rival for r in against]).gather(0, first)[0], margins.mean(0))
+        return cls(known, data=tables[0].data, config=described, parents=parents, rivals=rivals)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Writes the table: columns ``id`` and ``irreducible``, and where they are known ``rival`` and ``margin``."""

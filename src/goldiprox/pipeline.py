@@ -223,6 +223,7 @@ def _run_stages(
             "steps": len(sequence),
             "path": str(path),
             "keep": keep,
+            "window": config.window,
             "coverage": stats.coverage,
             "most_repeated": stats.most_repeated,
         },

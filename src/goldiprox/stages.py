@@ -31,6 +31,7 @@ from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
+from goldiprox.suspects import trusted_ids
 from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
 
@@ -53,6 +54,10 @@ class RunConfig:
         rule: Turns scores into a choice.
         temperature: Of the rule ``gumbel_top_k``.
         mix_fraction: Of the rule ``mix``.
+        trusted: Select only from labels that the holdout model does not contradict, see
+            `goldiprox.suspects.suspected`.
+        window: Steps among which what was chosen is shuffled when it is trained on, see
+            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes those of one pass.
         ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
         candidates: Scored per step.
         keep: Trained on per step.
@@ -74,6 +79,8 @@ class RunConfig:
     rule: str = "top_k"
     temperature: float = 1.0
     mix_fraction: float = 0.5
+    trusted: bool = False
+    window: int = 1
     ahead: bool = False
     candidates: int = 320
     keep: int = 32
@@ -151,6 +158,8 @@ class Stages:
         for name in ("keep", "candidates", "epochs"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
+        if config.window < 0:
+            raise ConfigError(f"--window {config.window}: give a number of steps, or 0 for those of one pass")
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"--dropout {config.dropout} is not in [0, 1)")
         if config.num_workers is not None and config.num_workers < 0:
@@ -297,14 +306,26 @@ class Stages:
         """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
         self.check_candidates()
         proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        settings = {"evaluate": self.evaluate(watched), **together}
+        settings = {"evaluate": self.evaluate(watched), "ids": self.pool(table), **together}
         return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **settings), proxy
+
+    def pool(self, table: IrreducibleLosses | None) -> np.ndarray:
+        """What is selected from: the training side, or what is trusted of it."""
+        train = self.prepared.split.train
+        if not self.config.trusted:
+            return train
+        if table is None:
+            raise ConfigError(
+                f"--trusted needs irreducible losses to judge labels by, which {self.config.acquisition} does without; "
+                f"leave it out, or give --irreducible FILE"
+            )
+        return trusted_ids(table, self.data, train)
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
         model = self.build(self.config.model, "model", self.config.seed)
         name = f"train {acquisition.__name__}"
-        settings = {"evaluate": self.evaluate()}
+        settings = {"evaluate": self.evaluate(), "ids": self.prepared.split.train}
         return self._record(name, model, None, acquisition, None, False, (), on_record, **settings), model
 
     def _record(
@@ -330,8 +351,7 @@ class Stages:
                 ahead=config.ahead and stage == "select",
                 candidates=config.candidates,
                 keep=config.keep,
-                epochs=config.epochs,
-                ids=self.prepared.split.train,
+                steps=self.steps,
                 out=out,
                 columns=columns,
                 force=force,
@@ -349,6 +369,7 @@ class Stages:
                     "rule": config.rule,
                     "temperature": config.temperature,
                     "mix_fraction": config.mix_fraction,
+                    "trusted": config.trusted,
                     "training": asdict(config.training),
                     "data": config.data.recorded(),
                 },
@@ -366,8 +387,9 @@ class Stages:
     def train(
         self, sequence: Sequence, *, on_record: OnRecord | None = None, probe: Probe | None = None
     ) -> tuple[History, nn.Module]:
-        """Stage 4: the large model on the sequence."""
+        """Stage 4: the large model on the sequence, in the order that `window` says."""
         config, evaluate = self.config, self.evaluate()
+        sequence = sequence.shuffled(config.window or None, seed=config.seed)
         if probe:
             evaluate, on_record = probe.of_model(evaluate, on_record)
         model = self.build(config.model, "model", config.seed)

@@ -62,6 +62,42 @@ def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
     return Suspects(*(a[order] for a in (ids, labels, score, losses, predicted, probability)))
 
 
+def suspected(table: IrreducibleLosses, data: TensorData) -> np.ndarray:
+    """Whether each label of `table.ids` is contradicted with confidence.
+
+    That is where the holdout model gives another class at least the probability that it gives this class, on average,
+    to examples that bear it as their label (confident learning: Northcutt, Jiang & Chuang 2021). So a class that is
+    hard to tell is not suspected for being so.
+
+    Args:
+        table: Irreducible losses of a classifier, made for this data.
+        data: The base data set.
+    """
+    found = find_suspects(table, data)
+    if (found.predicted < 0).any():
+        raise DataError(
+            "the table of irreducible losses does not say what the holdout model predicts, so labels cannot be "
+            "suspected; make it again with `goldiprox irreducible` (irreducible_losses)"
+        )
+    confidence = np.exp(-found.irreducible)
+    sums = np.bincount(found.labels, weights=confidence, minlength=data.num_classes or 0)
+    usual = sums / np.maximum(np.bincount(found.labels, minlength=len(sums)), 1)
+    contradicted = (found.predicted != found.labels) & (found.probability >= usual[found.predicted])
+    return contradicted[np.argsort(found.ids)]
+
+
+def trusted_ids(table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None) -> np.ndarray:
+    """What to select from where suspected labels are left out: ``record(..., ids=trusted_ids(table, data))``.
+
+    Args:
+        table: Irreducible losses of a classifier, made for this data.
+        data: The base data set.
+        ids: Of which; by default all that have an irreducible loss.
+    """
+    left_out = table.ids[suspected(table, data)]
+    return np.setdiff1d(table.ids if ids is None else ids, left_out, assume_unique=True)
+
+
 def rows(found: Suspects, data: TensorData, *, count: int, truth: Truth | None = None) -> Iterator[dict[str, Any]]:
     """The first `count` as records with names of classes; where the truth is known, with the true label."""
     for n in range(min(count, len(found))):

@@ -43,6 +43,14 @@ PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or 
 MODEL: list[Flag] = [
     ("model", str, "mlp512", "The large model that trains on the sequence; or package.module:callable.")
 ]
+REPLAY: list[Flag] = [
+    (
+        "window",
+        int,
+        1,
+        "Shuffle what was chosen among so many steps before training on it; 0: those of one pass, 1: as recorded.",
+    )
+]
 OPTIMISER: list[Flag] = [
     ("lr", float, 1e-3, "Learning rate."),
     ("weight_decay", float, 0.01, "Weight decay."),
@@ -64,6 +72,7 @@ SELECTION: list[Flag] = [
     ("candidates", int, 320, "Examples scored per step."),
     ("keep", int, 32, "Examples trained on per step."),
     ("epochs", int, 20, "Passes over the candidates."),
+    ("trusted", bool, False, "Leave out labels that the holdout model contradicts with confidence."),
     ("ahead", bool, False, "Choose before the last update: scores are a step old, and on a GPU cost less time."),
 ]
 MACHINE: list[Flag] = [
@@ -79,7 +88,7 @@ MACHINE: list[Flag] = [
 PANELS = {
     "Data": DATA,
     "Holdout model": HOLDOUT_MODEL,
-    "Models": PROXY + MODEL,
+    "Models": PROXY + MODEL + REPLAY,
     "Training": OPTIMISER + SCHEDULE,
     "Selection": SELECTION,
     "Machine": MACHINE,
@@ -158,7 +167,8 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
             training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")), **take("checkpoint")
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
-        **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction", "ahead"),
+        **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),
+        **take("trusted", "window", "ahead"),
         **take(
             "candidates",
             "keep",

@@ -19,7 +19,9 @@ FEW_STEPS = 100
 """Below this nothing has been learnt that could be compared."""
 
 
-@o.configured(o.DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None)
+@o.configured(
+    o.DATA, o.PROXY, o.MODEL, o.REPLAY, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None
+)
 def run(
     config: RunConfig,
     out_folder: o.OutFolder = None,

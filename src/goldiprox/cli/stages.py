@@ -160,7 +160,7 @@ def select(
     return next_command(f"train --sequence {quote(str(recording.path))} --model {model}{o.data_flags(config)}")
 
 
-@o.configured(o.DATA, o.MODEL, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
+@o.configured(o.DATA, o.MODEL, o.REPLAY, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
 def train(
     config: RunConfig,
     sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),
@@ -207,7 +207,7 @@ def train(
             "data": config.data.data,
             "seed": config.seed,
             "model": config.model,
-            "sequence": {"digest": opened.digest, "steps": len(opened), "path": str(sequence)},
+            "sequence": {"digest": opened.digest, "steps": len(opened), "path": str(sequence), "window": config.window},
             "accuracy": history.final["accuracy"],
             "ledger": stages.ledger.as_dict(),
             "versions": versions(),

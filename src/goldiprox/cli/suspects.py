@@ -10,7 +10,7 @@ from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import as_csv, find_suspects, judge, rows
+from goldiprox.suspects import as_csv, find_suspects, judge, rows, suspected
 
 
 def show(
@@ -43,6 +43,7 @@ def show(
     truth = stages.prepared.truth if damaged else None
     found = find_suspects(opened, stages.data)
     records = list(rows(found, stages.data, count=count, truth=truth))
+    doubted = int(suspected(opened, stages.data).sum()) if (found.predicted >= 0).all() else None
     judged = judge(truth.mislabelled[found.ids], count) if truth else None
     if csv == "-":
         sys.stdout.write(as_csv(records))
@@ -50,10 +51,12 @@ def show(
     if csv:
         write_atomically(Path(csv), as_csv(records).encode())
     if json:
-        print_json({"path": str(file), "suspects": records, "judged": judged, "csv": csv})
+        print_json({"path": str(file), "suspects": records, "contradicted": doubted, "judged": judged, "csv": csv})
         return
     if not csv:
         out.print(_table(records, len(found)))
+    if doubted is not None:
+        out.print(f"Contradicted with confidence: {doubted:,} of {len(found):,} labels, which --trusted leaves out.")
     if judged and judged["average_precision"] is not None:
         out.print(
             f"Known to be wrong: {judged['wrong']:,} of {judged['of']:,} labels. Of these {judged['listed']:,}, "

@@ -22,7 +22,7 @@ from goldiprox.engine import Given, on_device
 from goldiprox.errors import ConfigError
 from goldiprox.forward import generalised_cross_entropy
 from goldiprox.holdout import irreducible_losses
-from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.irreducible import IrreducibleLosses, Rivals
 from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
@@ -33,6 +33,7 @@ from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
 from goldiprox.stages import Progress, Stages
 from goldiprox.store import Kept, Runs, Store
+from goldiprox.suspects import trusted_ids
 from goldiprox.training import replay_many
 
 OTHER_MODELS = 1_000_003
@@ -144,7 +145,7 @@ class Lab:
         members = [self._tables(method, OTHER_MODELS * number) for number in range(method.il_models)]
         tables, costs = [], []
         for runs in zip(*members, strict=True):
-            each = [IrreducibleLosses(torch.from_numpy(run.arrays["values"])) for run in runs]
+            each = [_table(run) for run in runs]
             tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
             costs.append({unit: _sum(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
         return tables, costs
@@ -156,6 +157,10 @@ class Lab:
             checkpoint=method.checkpoint or base.checkpoint,
             max_epochs=method.holdout_epochs or base.max_epochs,
         )
+        if method.il_schedule:  # one that decays has no early end to wait for
+            patience = config.max_epochs if method.il_schedule == "cosine" else config.patience
+            training = replace(config.training, schedule=method.il_schedule)
+            config = replace(config, patience=patience, training=training)
         training_loss = generalised_cross_entropy(method.robust) if method.robust else None
 
         def settings(seed: int) -> dict[str, Any]:
@@ -185,7 +190,10 @@ class Lab:
                     "flops": cost.flops,
                     "seconds": cost.seconds,
                 }
-                made.append(Kept(numbers, {"values": table.values.numpy()}))
+                arrays = {"values": table.values.numpy()}
+                if table.rivals is not None:
+                    arrays |= {field: value.numpy() for field, value in table.rivals._asdict().items()}
+                made.append(Kept(numbers, arrays))
             return made
 
         return self._runs("holdout", settings, make, 1)
@@ -200,7 +208,7 @@ class Lab:
         return self._selecting(method, self.plan.config.model, "model", schedule, self.plan.at_once)
 
     def _selecting(self, method: Method, name: str, role: str, schedule: Schedule, at_once: int) -> Runs:
-        plan, split = self.plan, self.stages.prepared.split
+        plan = self.plan
         config, acquisition = plan.training(schedule), method.acquisition or plan.config.acquisition
         tables: Sequence[IrreducibleLosses | None] = [None] * len(plan.seeds)
         if self.needs_table(method):
@@ -218,6 +226,7 @@ class Lab:
                 "candidates": candidates,
                 "keep": plan.config.keep,
                 "table": "" if table is None else table.digest,
+                "trusted": method.trusted,
                 "compared": plan.compared if table is not None and role == "proxy" else 0,
             }
             return {**self._data, **given, **asdict(config), "steps": steps, "every": plan.unit, "seed": seed}
@@ -232,6 +241,7 @@ class Lab:
                     engine=plan.config.engine,
                     each=[
                         {"seed": seed, "irreducible": mine[seed], "evaluate": watcher}
+                        | {"ids": self._pool(method, mine[seed])}
                         | ({"out": path, "force": True} if role == "proxy" else {})
                         | ({"on_step": on_step} if n == 0 else {})
                         for n, (seed, watcher, path) in enumerate(zip(seeds, watchers, paths, strict=True))
@@ -241,7 +251,6 @@ class Lab:
                     candidates=candidates,
                     keep=plan.config.keep,
                     steps=steps,
-                    ids=split.train,
                     config=config,
                     num_workers=plan.config.num_workers,
                     eval_every=plan.unit,
@@ -269,13 +278,15 @@ class Lab:
                 "model": identity(name),
                 "dropout": plan.config.dropout,
                 "sequence": proxies[seed].numbers["digest"],
+                "window": method.window,
                 "table": "" if table is None else table.digest,
                 "compared": plan.compared if table is not None else 0,
             }
             return {**self._data, **given, **asdict(config), "every": plan.unit, "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
-            sequences = [Recorded.open(str(proxies[s].sequence), self.stages.data) for s in seeds]
+            recorded = [Recorded.open(str(proxies[s].sequence), self.stages.data) for s in seeds]
+            sequences = [r.shuffled(method.window or None, seed=s) for r, s in zip(recorded, seeds, strict=True)]
             watchers = [self._watcher(mine[s]) for s in seeds]
             with self._stage(f"sequence, {method.name}", name, plan.method_steps) as on_step:
                 histories = replay_many(
@@ -295,9 +306,13 @@ class Lab:
 
         return self._runs("replay", settings, make, plan.at_once)
 
+    def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
+        """What a method selects from."""
+        return trusted_ids(table, self.stages.data, self.train) if method.trusted and table else self.train
+
     def needs_table(self, method: Method) -> bool:
         name = method.acquisition or self.plan.config.acquisition
-        return name in NEEDS_TABLE or ":" in name  # what a user's own asks for is not known
+        return bool(method.trusted) or name in NEEDS_TABLE or ":" in name  # what a user's own asks for is not known
 
     def _watcher(self, table: IrreducibleLosses | None) -> Evaluate:
         on_test, config = self.stages.evaluate(), self.plan.config
@@ -370,6 +385,13 @@ def identity(name: str) -> str:
         return name
     path = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
     return f"{name}@{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}" if path else name
+
+
+def _table(run: Kept) -> IrreducibleLosses:
+    values, *against = (
+        torch.from_numpy(run.arrays[name]) for name in ("values", *Rivals._fields) if name in run.arrays
+    )
+    return IrreducibleLosses(values, rivals=Rivals(*against) if against else None)
 
 
 def _sum(values: Any) -> Any:

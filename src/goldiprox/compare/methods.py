@@ -26,9 +26,13 @@ class Method:
         il_model: The holdout model; else of the proxy's kind.
         checkpoint: Of the holdout model.
         holdout_epochs: At most, for the holdout model.
+        il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.
         folds: Cross-fit over this many, instead of learning from the holdout alone.
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
+        trusted: 1 leaves out labels that the holdout model contradicts with confidence.
+        window: Steps among which what was chosen is shuffled when the large model trains on it; 0 for those of one
+            pass, 1 for the order of the proxy.
         robust: The q of the generalised cross-entropy that holdout models learn by; 0 is cross-entropy.
         name: For tables; by default the text of what differs from the defaults.
     """
@@ -41,9 +45,12 @@ class Method:
     il_model: str | None = None
     checkpoint: Checkpoint | None = None
     holdout_epochs: int | None = None
+    il_schedule: Schedule | None = None
     folds: int | None = None
     il_models: int = 1
     combine: Combined = "losses"
+    trusted: int = 0
+    window: int = 1
     robust: float = 0.0
     name: str = ""
 
@@ -51,7 +58,12 @@ class Method:
         make_rule(self.rule)
         if self.acquisition:
             resolve("acquisition", self.acquisition, ACQUISITIONS)
-        for name, known in (("proxy_schedule", Schedule), ("checkpoint", Checkpoint), ("combine", Combined)):
+        for name, known in (
+            ("proxy_schedule", Schedule),
+            ("il_schedule", Schedule),
+            ("checkpoint", Checkpoint),
+            ("combine", Combined),
+        ):
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
                 raise UnknownName(name, value, get_args(known))
@@ -61,6 +73,11 @@ class Method:
                 raise ConfigError(f"{name}={value}: at least 1 is needed")
         if self.folds not in (None, 0) and self.folds < 2:
             raise ConfigError(f"folds={self.folds}: give 2 or more, or 0 to learn from the holdout")
+        if self.window < 0 or self.trusted not in (0, 1):
+            raise ConfigError(
+                f"window={self.window}, trusted={self.trusted}: a window is a number of steps, or 0 for those of one "
+                f"pass; trusted is 0 or 1"
+            )
         if self.robust:
             generalised_cross_entropy(self.robust)
         if not self.name:
