@@ -68,19 +68,19 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Sequential):
-    """ResNet-18 with the stem for small images: 3x3, stride 1, no pooling."""
+    """ResNet-18 with the stem for small images: 3x3, stride 1, no pooling. `width` is that of the first stage."""
 
-    def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float = 0.0):
+    def __init__(self, input_shape: Shape, num_classes: int, *, width: int = 64, dropout: float = 0.0):
         layers: list[nn.Module] = [
-            nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False),
-            nn.BatchNorm2d(64),
+            nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
             nn.ReLU(),
         ]
-        in_channels = 64
-        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        in_channels = width
+        for channels, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
             layers += [BasicBlock(in_channels, channels, stride), BasicBlock(channels, channels, 1)]
             in_channels = channels
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_dropout(dropout), nn.Linear(512, num_classes)]
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_dropout(dropout), nn.Linear(8 * width, num_classes)]
         super().__init__(*layers)
 
 

@@ -1,0 +1,321 @@
+"""Ideas for sequences that transfer, many runs at once on one GPU: a JSON line for each, for the lab notes.
+
+    python benchmarks/ideas.py --worlds clean uniform10 class20 instance20 --out ideas.jsonl
+    python benchmarks/ideas.py --worlds clean --seeds 0 1 --ideas "S g1 R" "S g1 R, one pass" uniform --out ideas.jsonl
+
+`goldiprox compare` judges a method; this compares raw ideas, also some that the library does not offer because they did
+not survive. Every idea is a list of ids, made by a proxy or by chance from what a gate lets through; the large model
+trains on eight lists in one CUDA graph. Accuracy is that of the test set after the last step; the learning rate decays.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import goldiprox as gp
+from goldiprox.data import iterate, load
+from goldiprox.engine import Given
+from goldiprox.forward import call, in_precision
+from goldiprox.loop import Task, evaluate_on, fit_together
+from goldiprox.models import MODELS, ResNet18, build
+from goldiprox.prepare import DataConfig, prepare
+from goldiprox.randomness import uniforms
+from goldiprox.recording import record_many
+from goldiprox.rules import Rule, highest, make_rule
+from goldiprox.shuffled import deal
+from goldiprox.suspects import suspected
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "uniform10": {"noise": 0.1},
+    "uniform10, holdout too": {"noise": 0.1, "holdout_noise": 0.1},
+    "class20": {"noise": 0.2, "noise_kind": "class", "holdout_noise": 0.2},
+    "instance20": {"noise": 0.2, "noise_kind": "instance", "holdout_noise": 0.2},
+}
+OUT = -1e4
+"""The score of what a gate leaves out."""
+
+SMALL: dict[str, Any] = {}
+"""The holdout model is of the proxy's kind, its rate constant, its checkpoint that of the lowest inner loss."""
+LAST: dict[str, Any] = {"checkpoint": "last"}
+LARGE: dict[str, Any] = {"il_model": "resnet18", "schedule": "cosine", "max_epochs": 10}
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A way to make a list of ids.
+
+    Attributes:
+        proxy: Chooses; without one, chance does.
+        score: What the proxy goes by.
+        rule: As on the command line; ``counted:L`` takes L off a score for each time that an example was kept.
+        holdout: How the holdout model is made.
+        gate: What is left out: ``wrong`` (what was really damaged), ``confident``, or a margin as text; nothing if "".
+        until: The share of the run in which nothing is left out yet.
+        window: Steps among which the list is shuffled, as `goldiprox.Sequence.shuffled` does; 0 for those of one pass.
+    """
+
+    proxy: str = ""
+    score: str = "reducible"
+    rule: str = "gumbel_top_k:1"
+    holdout: dict[str, Any] = field(default_factory=dict)
+    gate: str = ""
+    until: float = 0.0
+    window: int = 1
+
+
+S, T = Idea("small_cnn"), Idea("thin16")
+IDEAS: dict[str, Idea] = {
+    "uniform": Idea(),
+    "S g1": S,
+    "S g1, last": replace(S, holdout=LAST),
+    "S gain g0.5, gate 0": replace(S, score="gain", rule="gumbel_top_k:0.5", gate="0"),
+    "T g1": T,
+    "T g0.5": replace(T, rule="gumbel_top_k:0.5"),
+    "T20 g0.5": replace(T, proxy="thin20", rule="gumbel_top_k:0.5"),
+    "T gain g0.5": replace(T, score="gain", rule="gumbel_top_k:0.5"),
+    "T gain g0.5, gate 0": replace(T, score="gain", rule="gumbel_top_k:0.5", gate="0"),
+    "T g0.5, gate 0": replace(T, rule="gumbel_top_k:0.5", gate="0"),
+    "T squared g0.5": replace(T, score="squared", rule="gumbel_top_k:0.5"),
+    "S g1 R": replace(S, holdout=LARGE),
+    "T g1 R": replace(T, holdout=LARGE),
+    "T g1 to uniform R": replace(T, rule="gumbel_top_k:1..inf", holdout=LARGE),
+    "true labels": Idea(gate="wrong"),
+    "confident R": Idea(gate="confident", holdout=LARGE),
+    "margin 1 R": Idea(gate="1", holdout=LARGE),
+    "margin 0 R": Idea(gate="0", holdout=LARGE),
+    "margin 1 R, late half": Idea(gate="1", holdout=LARGE, until=0.5),
+    "margin 0 R, late half": Idea(gate="0", holdout=LARGE, until=0.5),
+    "margin 0 R, late third": Idea(gate="0", holdout=LARGE, until=2 / 3),
+    "S counted 1 R, gate 1": replace(S, rule="counted:1", holdout=LARGE, gate="1"),
+    "S counted 2 R, gate 1": replace(S, rule="counted:2", holdout=LARGE, gate="1"),
+    "T counted 1 R, gate 1": replace(T, rule="counted:1", holdout=LARGE, gate="1"),
+    "S by class g1 R": replace(S, score="by class", holdout=LARGE),
+    "S g1 R, 100 steps": replace(S, holdout=LARGE, window=100),
+    "S g1 R, one pass": replace(S, holdout=LARGE, window=0),
+    "S g1 R, whole run": replace(S, holdout=LARGE, window=1 << 30),
+    "S g0.5 R, one pass": replace(S, rule="gumbel_top_k:0.5", holdout=LARGE, window=0),
+    "S by class g1 R, one pass": replace(S, score="by class", holdout=LARGE, window=0),
+    "T g1 R, one pass": replace(T, holdout=LARGE, window=0),
+    "S g1 R confident, one pass": replace(S, holdout=LARGE, gate="confident", window=0),
+    "S g0.5 R confident, one pass": replace(S, rule="gumbel_top_k:0.5", holdout=LARGE, gate="confident", window=0),
+    "S g2 R confident, one pass": replace(S, rule="gumbel_top_k:2", holdout=LARGE, gate="confident", window=0),
+}
+"""S: proxy `small_cnn` (1/29 of the FLOPs of `resnet18`), T: ResNet-18 of width 16 (1/16), T20: of width 20 (1/10).
+g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate."""
+
+
+def by_class(c: Any) -> Tensor:
+    """The reducible loss above its mean among candidates of the same label."""
+    score, labels = gp.reducible_loss(c), nn.functional.one_hot(c.y.long()).float()
+    return score - (labels @ ((labels.T @ score) / labels.sum(0).clamp(min=1)))
+
+
+SCORES: dict[str, Callable[[Any], Tensor]] = {
+    "reducible": gp.reducible_loss,
+    "gain": gp.probability_gain,
+    "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
+    "by class": by_class,
+}
+for width in (16, 20):
+    MODELS[f"thin{width}"] = lambda s, n, w=width, **o: ResNet18(s, n, width=w, **o)
+
+
+class World:
+    """One data set with its damage, on the device."""
+
+    def __init__(self, data: str, name: str, source: Any, precision: Any):
+        self.name, self.precision = name, precision
+        self.prepared = prepare(DataConfig(data, **WORLDS[name]), source)
+        base, test = self.prepared.data, self.prepared.test
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.last = self.device.type == "cuda" and base.x.ndim == 4
+        if self.last:
+            base, test = base.channels_last(), test.channels_last()
+        self.data, self.test = base.resident(self.device), test.resident(self.device)
+        self.train, self.wrong = self.prepared.split.train, self.prepared.truth.mislabelled
+        self.evaluate = evaluate_on(self.test, forward=in_precision(call, precision))
+        self.table = cache(self._table)
+
+    def build(self, name: str, seed: int) -> nn.Module:
+        model = build(name, self.data.input_shape, self.data.num_classes or 0, seed=seed, device=self.device)
+        return model.to(memory_format=torch.channels_last) if self.last else model  # type: ignore[call-overload]
+
+    def _table(self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int) -> gp.IrreducibleLosses:
+        training = gp.TrainingConfig(precision=self.precision, schedule=schedule)
+        patience = max_epochs if schedule == "cosine" else 5
+        config = gp.HoldoutConfig(checkpoint, max_epochs=max_epochs, patience=patience, training=training)
+        split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
+        table, _, reports, cost = gp.irreducible_losses(model, self.data, split, config=config, seed=seed)
+        accuracy = reports[0].figures["accuracy"]
+        print(f"{self.name}, {il_model}, seed {seed}: accuracy on the holdout {accuracy:.4f}, FLOPs {cost.flops:.3g}")
+        return table
+
+    def table_of(self, idea: Idea, seed: int) -> gp.IrreducibleLosses:
+        given = {"il_model": idea.proxy, "schedule": "constant", "checkpoint": "inner", "max_epochs": 100}
+        return self.table(seed=seed, **(given | idea.holdout))
+
+    def left_out(self, idea: Idea, seed: int) -> np.ndarray:
+        """What the gate of an idea leaves out: a flag for every example of the data set."""
+        out = np.zeros(len(self.data), bool)
+        if idea.gate == "wrong":
+            return self.wrong.copy()
+        if idea.gate:
+            table = self.table_of(idea, seed)
+            assert table.rivals is not None
+            confident = idea.gate == "confident"
+            margin = table.rivals.margin.numpy()[table.ids]
+            out[table.ids] = suspected(table, self.data) if confident else margin > float(idea.gate)
+        return out
+
+    def drawn(self, out: np.ndarray, until: float, steps: int, keep: int, seed: int) -> np.ndarray:
+        """By chance: at first from everything, then without what is left out."""
+        first = round(until * steps)
+        parts = [(self.train, first, seed), (self.train[~out[self.train]], steps - first, seed + 100)]
+        if not out.any():
+            parts = [(self.train, steps, seed)]
+        return np.concatenate(
+            [
+                torch.stack(list(gp.CandidateSampler(i, keep, seed=s, steps=n).batches())).numpy()
+                for i, n, s in parts
+                if n
+            ]
+        )
+
+
+def counted(length: int, price: float, device: torch.device) -> Rule:
+    """Gumbel top-k at one standard deviation of what is not left out, each time of being kept at a price."""
+    times = torch.zeros(length, device=device)
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
+        inside = scores > OUT / 2
+        count = inside.sum().clamp(min=1)
+        mean = torch.where(inside, scores, 0.0).sum() / count
+        std = (torch.where(inside, (scores - mean) ** 2, 0.0).sum() / count).sqrt().clamp(min=1e-9)
+        noise = -(-uniforms(ids, key).log()).log()
+        scaled = torch.where(inside, (scores - mean) / std, OUT)
+        rows = highest((scaled - price * times[ids] + noise).float(), ids, keep)
+        times.index_add_(0, ids[rows], torch.ones(keep, device=device))
+        return rows
+
+    rule.text = f"counted:{price:g}"  # type: ignore[attr-defined]
+    return rule
+
+
+def gated(score: Callable[[Any], Tensor], out: Tensor) -> Callable[[Any], Tensor]:
+    return lambda c: torch.where(out[c.ids], torch.full_like(c.loss, OUT), score(c))
+
+
+def chosen(world: World, ideas: dict[str, Idea], steps: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The ids of every idea, a row for each step; proxies of one kind at once."""
+    proxies = {name: idea for name, idea in ideas.items() if idea.proxy}
+    for name, idea in ideas.items():
+        if not idea.proxy:
+            yield name, world.drawn(world.left_out(idea, seed), idea.until, steps, 32, seed)
+    each = []
+    for idea in proxies.values():
+        out = world.left_out(idea, seed)
+        rule = make_rule(idea.rule, steps=steps) if not idea.rule.startswith("counted") else None
+        pool = world.train[~out[world.train]] if rule else world.train
+        score = SCORES[idea.score]
+        if rule is None:
+            rule = counted(len(world.data), float(idea.rule.partition(":")[2]), world.device)
+            score = gated(score, torch.as_tensor(out, device=world.device))
+        each.append({"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool})
+    models = [world.build(idea.proxy, seed) for idea in proxies.values()]
+    config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
+    recordings = record_many(models, world.data, each=each, steps=steps, config=config, seed=seed) if models else []
+    for (name, idea), recording in zip(proxies.items(), recordings, strict=True):
+        assert recording.ids is not None
+        yield name, dealt(recording.ids.reshape(steps, -1), idea.window or len(world.train) // 32, seed)
+
+
+def dealt(ids: np.ndarray, window: int, seed: int) -> np.ndarray:
+    if window == 1:
+        return ids
+    parts = []
+    for number, first in enumerate(range(0, len(ids), window)):
+        part = ids[first : first + window]
+        order = deal(part.reshape(-1), len(part), seed, number)
+        parts.append(part.reshape(-1)[order].reshape(part.shape))
+    return np.concatenate(parts)
+
+
+def trained(world: World, lists: list[np.ndarray], model: str, seed: int) -> list[list[tuple[int, float]]]:
+    """The accuracies of the large model, on each list, as it is trained."""
+    config, tasks = gp.TrainingConfig(schedule="cosine", precision=world.precision), []
+    for ids in lists:
+        rows = torch.as_tensor(np.ascontiguousarray(ids)).to(world.device)
+        batches = iterate(world.data, iter(rows.cpu()), device=world.device, seed=seed)
+        feed = Given(world.data, lambda first, count, rows=rows: rows[first : first + count], batches)
+        every = max(1, len(ids) // 12)
+        shown = feed if world.device.type == "cuda" else batches
+        tasks.append(
+            Task(
+                world.build(model, seed),
+                shown,
+                steps=len(ids),
+                config=config,
+                seed=seed,
+                evaluate=world.evaluate,
+                eval_every=every,
+            )
+        )
+    return [[(e["step"], round(e["accuracy"], 4)) for e in h.evaluations] for h in fit_together(tasks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["clean", "uniform10", "class20", "instance20"])
+    parser.add_argument("--ideas", nargs="+", choices=IDEAS, metavar="NAME", default=list(IDEAS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--small", help="in place of small_cnn and the thin ones, for data of another kind")
+    parser.add_argument("--steps", type=int, default=4680)
+    parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--out", type=Path, required=True)
+    a = parser.parse_args()
+    ideas = {name: IDEAS[name] for name in a.ideas}
+    if a.small:
+        ideas = {
+            name: replace(i, proxy=a.small if i.proxy else "", holdout=i.holdout | {"il_model": a.small})
+            for name, i in ideas.items()
+        }
+    source = load(a.data)
+    with a.out.open("a") as out:
+        for world in (World(a.data, name, source, a.precision) for name in a.worlds):
+            for seed in a.seeds:
+                lists = list(chosen(world, ideas, a.steps, seed))
+                for first in range(0, len(lists), a.at_once):
+                    part = lists[first : first + a.at_once]
+                    for (name, ids), curve in zip(
+                        part, trained(world, [i for _, i in part], a.model, seed), strict=True
+                    ):
+                        wrong, seen = float(world.wrong[ids].mean()), len(np.unique(ids)) / len(world.train)
+                        line = {
+                            "idea": name,
+                            "world": world.name,
+                            "seed": seed,
+                            "accuracy": curve[-1][1],
+                            "curve": curve,
+                        }
+                        line |= {"wrong": wrong, "seen": seen, "settings": asdict(ideas[name])}
+                        out.write(json.dumps(line) + "\n")
+                        out.flush()
+                        print(
+                            f"{world.name}, seed {seed}, {name}: {curve[-1][1]:.4f}, wrong {wrong:.3f}, seen {seen:.3f}"
+                        )
+
+
+if __name__ == "__main__":
+    main()
