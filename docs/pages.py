@@ -21,6 +21,7 @@ PAGES = {
     "CHANGELOG.md": "CHANGELOG.md",
     "benchmarks/results/speed_h200_202611.md": "speed.md",
     "benchmarks/results/speed_h200_202611_all.md": "speed-all.md",
+    "benchmarks/results/speed_h200_202611_order.md": "speed-order.md",
     "benchmarks/results/files_cpu_202611.md": "large-files.md",
 }
 NOTEBOOK = "examples/tour.ipynb"

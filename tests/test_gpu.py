@@ -375,8 +375,10 @@ def test_the_table_of_irreducible_losses_knows_nothing_beyond_its_end():
 def test_bf16_copies_of_the_weights_are_what_autocast_would_make():
     data = make_images()
     config = gp.TrainingConfig(precision="bf16")
-    one_by_one, model = recorded(Images, data, engine="eager", config=config)
-    graphed, other = recorded(Images, data, engine="graph", config=config)
+    # What is kept must not hang on the last bit of a score: that alone is no reason to differ for all steps after it.
+    settings = {"config": config, "acquisition": gp.uniform}
+    one_by_one, model = recorded(Images, data, engine="eager", **settings)
+    graphed, other = recorded(Images, data, engine="graph", **settings)
     assert graphed.digest == one_by_one.digest
     for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
         assert ours.dtype == torch.float32
