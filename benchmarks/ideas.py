@@ -220,10 +220,10 @@ def chosen(world: World, ideas: dict[str, Idea], steps: int, seed: int) -> Itera
     for name, idea in ideas.items():
         if not idea.proxy:
             yield name, world.drawn(world.left_out(idea, seed), idea.until, steps, 32, seed)
-    each = []
+    each, passes = [], 32 * steps / len(world.train)
     for idea in proxies.values():
         out = world.left_out(idea, seed)
-        rule = make_rule(idea.rule, steps=steps) if not idea.rule.startswith("counted") else None
+        rule = make_rule(idea.rule, steps=steps, passes=passes) if not idea.rule.startswith("counted") else None
         pool = world.train[~out[world.train]] if rule else world.train
         score = SCORES[idea.score]
         if rule is None:

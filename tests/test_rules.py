@@ -138,6 +138,8 @@ def test_a_selector_tells_the_rule_its_step(blobs, irreducible):
         ("gumbel_top_k", gp.gumbel_top_k(3.0)),
         ("gumbel_top_k:0.5", gp.gumbel_top_k(0.5)),
         ("gumbel_top_k:0.5..inf", partial(gp.gumbel_top_k(0.5, final=math.inf, steps=9), step=4)),
+        ("gumbel_top_k:0.5/pass", gp.gumbel_top_k(0.5 * 1.5)),
+        ("ranked+gumbel_top_k:0.5/pass..2", gp.ranked(partial(gp.gumbel_top_k(0.75, final=2.0, steps=9), step=4))),
         ("mix", gp.mix(0.3)),
         ("mix:0.25+gumbel_top_k:2", gp.mix(0.25, gp.gumbel_top_k(2.0))),
         ("mix:0.25+ranked+gumbel_top_k:2", gp.mix(0.25, gp.ranked(gp.gumbel_top_k(2.0)))),
@@ -145,7 +147,7 @@ def test_a_selector_tells_the_rule_its_step(blobs, irreducible):
 )
 def test_rules_as_text(text, expected):
     scores, ids = torch.randn(60, generator=torch.Generator().manual_seed(0)), torch.arange(60)
-    rule = make_rule(text, temperature=3.0, fraction=0.3, steps=9)
+    rule = make_rule(text, temperature=3.0, fraction=0.3, steps=9, passes=1.5)
     step = {"step": 4} if getattr(rule, "needs_step", False) else {}
     assert torch.equal(rule(scores, ids, 10, 5, **step), expected(scores, ids, 10, 5))
 
@@ -154,6 +156,8 @@ def test_rules_as_text(text, expected):
     ("text", "message"),
     [
         ("gumbel_top_k:warm", "'warm' is not a number"),
+        ("gumbel_top_k:1/step", "'1/step' is not a number"),
+        ("mix:0.5/pass", "'0.5/pass' is not a number"),
         ("gumbel_top_k:0..2", "both must be positive"),
         ("top_k:3", "top_k has no setting"),
         ("top_k+mix", "only mix and ranked go over another"),

@@ -153,23 +153,28 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
 NAMES = ("top_k", "gumbel_top_k", "mix", "ranked")
 
 
-def make_rule(text: str, *, temperature: float = 1.0, fraction: float = 0.5, steps: int = 1) -> Rule:
+def make_rule(
+    text: str, *, temperature: float = 1.0, fraction: float = 0.5, steps: int = 1, passes: float = 1.0
+) -> Rule:
     """The rule that a text on the command line describes.
 
-    ``top_k``, ``gumbel_top_k:0.5``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
-    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
+    ``top_k``, ``gumbel_top_k:0.5``, ``gumbel_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5..4``
+    (the temperature changes over the run; ``inf`` is uniform), ``mix:0.25``; and one over another:
+    ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
 
     Args:
         text: Names with their settings.
         temperature: Of ``gumbel_top_k`` where the text names none.
         fraction: Of ``mix`` where the text names none.
         steps: Over which a temperature changes.
+        passes: How many times over training takes as many examples as are selected from.
     """
     first, _, rest = text.partition("+")
     name, _, setting = first.partition(":")
     if name not in NAMES:
         raise UnknownName("selection rule", name, NAMES)
-    inner = make_rule(rest, temperature=temperature, fraction=fraction, steps=steps) if rest else None
+    settings = {"temperature": temperature, "fraction": fraction, "steps": steps, "passes": passes}
+    inner = make_rule(rest, **settings) if rest else None
     if inner and name not in ("mix", "ranked"):
         raise ConfigError(f"rule {text!r}: {name} stands alone or last; only mix and ranked go over another rule")
     if setting and name in ("top_k", "ranked"):
@@ -181,15 +186,17 @@ def make_rule(text: str, *, temperature: float = 1.0, fraction: float = 0.5, ste
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
     begin, _, end = setting.partition("..")
-    return gumbel_top_k(
-        _number(begin, text) if begin else temperature, final=_number(end, text) if end else None, steps=steps
-    )
+    opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
+    return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)
 
 
-def _number(text: str, rule: str) -> float:
+def _number(text: str, rule: str, passes: float | None = None) -> float:
+    """A number; where `passes` are given, also one for each of them."""
+    number = text.removesuffix("/pass") if passes is not None else text
     try:
-        return float(text)
+        return float(number) * (1.0 if passes is None or number == text else passes)
     except ValueError:
         raise ConfigError(
-            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5 or gumbel_top_k:0.5..4"
+            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, gumbel_top_k:0.2/pass or "
+            f"gumbel_top_k:0.5..4"
         ) from None

@@ -181,7 +181,8 @@ class Stages:
             self.data, self.test = self.data.channels_last(), self.test.channels_last()
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
-        self.rule: Rule = rule(steps=max(1, self.steps))
+        passes = self.steps * config.keep / max(len(split.train), 1)
+        self.rule: Rule = rule(steps=max(1, self.steps), passes=passes)
         self.eval_every = max(1, self.steps // EVALUATIONS)
         self.ledger = Ledger()
 

@@ -27,7 +27,7 @@ from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_o
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
 from goldiprox.resolve import resolve
-from goldiprox.rules import make_rule
+from goldiprox.rules import Rule, make_rule
 from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
@@ -81,7 +81,7 @@ class Lab:
                 self.stages.prepared.split.require_holdout()
             self.stages.build(self._il_model(method), "holdout model", self.plan.seeds[0])
         proxy = self.stages.build(self._proxy(method), "proxy", self.plan.seeds[0])
-        rule = make_rule(method.rule, steps=self.plan.method_steps)
+        rule = self._rule(method)
         self.stages.try_selection(proxy, self._acquisition(method), rule)
 
     def uniform(self, schedule: Schedule) -> list[Runs]:
@@ -247,7 +247,7 @@ class Lab:
                         for n, (seed, watcher, path) in enumerate(zip(seeds, watchers, paths, strict=True))
                     ],
                     acquisition=self._acquisition(method),
-                    rule=make_rule(method.rule, steps=steps),
+                    rule=self._rule(method),
                     candidates=candidates,
                     keep=plan.config.keep,
                     steps=steps,
@@ -305,6 +305,10 @@ class Lab:
             return [Kept(figures(h), taken(w)) for h, w in zip(histories, watchers, strict=True)]
 
         return self._runs("replay", settings, make, plan.at_once)
+
+    def _rule(self, method: Method) -> Rule:
+        steps = self.plan.method_steps
+        return make_rule(method.rule, steps=steps, passes=steps * self.plan.config.keep / len(self.train))
 
     def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
         """What a method selects from."""
