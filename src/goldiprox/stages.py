@@ -319,7 +319,13 @@ class Stages:
                 f"--trusted needs irreducible losses to judge labels by, which {self.config.acquisition} does without; "
                 f"leave it out, or give --irreducible FILE"
             )
-        return trusted_ids(table, self.data, train)
+        trusted = trusted_ids(table, self.data, train)
+        if self.config.candidates > len(trusted):
+            raise ConfigError(
+                f"--trusted leaves {len(trusted):,} of {len(train):,} examples, too few for {self.config.candidates} "
+                f"candidates per step; lower --candidates, or leave it out"
+            )
+        return trusted
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -384,12 +390,16 @@ class Stages:
         if self.track is not None:
             self.track.log(f"ledger/{stage}", steps, numbers(asdict(cost)))
 
+    def ordered(self, sequence: Sequence) -> Sequence:
+        """A sequence in the order that `window` says."""
+        return sequence.shuffled(self.config.window or None, seed=self.config.seed)
+
     def train(
         self, sequence: Sequence, *, on_record: OnRecord | None = None, probe: Probe | None = None
     ) -> tuple[History, nn.Module]:
         """Stage 4: the large model on the sequence, in the order that `window` says."""
         config, evaluate = self.config, self.evaluate()
-        sequence = sequence.shuffled(config.window or None, seed=config.seed)
+        sequence = self.ordered(sequence)
         if probe:
             evaluate, on_record = probe.of_model(evaluate, on_record)
         model = self.build(config.model, "model", config.seed)

@@ -51,6 +51,7 @@ REPLAY: list[Flag] = [
         "Shuffle what was chosen among so many steps before training on it; 0: those of one pass, 1: as recorded.",
     )
 ]
+ORDER: list[Flag] = [*REPLAY, ("seed", int, 0, "Of the order that --window makes.")]
 OPTIMISER: list[Flag] = [
     ("lr", float, 1e-3, "Learning rate."),
     ("weight_decay", float, 0.01, "Weight decay."),
