@@ -57,7 +57,7 @@ class RunConfig:
         trusted: Select only from labels that the holdout model does not contradict, see
             `goldiprox.suspects.suspected`.
         window: Steps among which what was chosen is shuffled when it is trained on, see
-            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes those of one pass.
+            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes the default there.
         ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
         candidates: Scored per step.
         keep: Trained on per step.
@@ -159,7 +159,9 @@ class Stages:
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
         if config.window < 0:
-            raise ConfigError(f"--window {config.window}: give a number of steps, or 0 for those of one pass")
+            raise ConfigError(
+                f"--window {config.window}: give a number of steps; 1 for the order recorded, 0 for one pass"
+            )
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"--dropout {config.dropout} is not in [0, 1)")
         if config.num_workers is not None and config.num_workers < 0:

@@ -48,7 +48,8 @@ REPLAY: list[Flag] = [
         "window",
         int,
         1,
-        "Shuffle what was chosen among so many steps before training on it; 0: those of one pass, 1: as recorded.",
+        "Shuffle what was chosen among so many steps; 1: as recorded, 0: those that train on as many examples as were "
+        "selected from.",
     )
 ]
 ORDER: list[Flag] = [*REPLAY, ("seed", int, 0, "Of the order that --window makes.")]
