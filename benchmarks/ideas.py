@@ -5,7 +5,8 @@
 
 `goldiprox compare` judges a method; this compares raw ideas, also some that the library does not offer because they did
 not survive. Every idea is a list of ids, made by a proxy or by chance from what a gate lets through; the large model
-trains on eight lists in one CUDA graph. Accuracy is that of the test set after the last step; the learning rate decays.
+trains on several lists in one CUDA graph (``--at-once``). Accuracy is that of the test set after the last step; the
+learning rate decays.
 """
 
 import argparse
@@ -40,6 +41,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "class20": {"noise": 0.2, "noise_kind": "class", "holdout_noise": 0.2},
     "instance20": {"noise": 0.2, "noise_kind": "instance", "holdout_noise": 0.2},
 }
+KEEP = 32
 OUT = -1e4
 """The score of what a gate leaves out."""
 
@@ -214,14 +216,23 @@ def gated(score: Callable[[Any], Tensor], out: Tensor) -> Callable[[Any], Tensor
     return lambda c: torch.where(out[c.ids], torch.full_like(c.loss, OUT), score(c))
 
 
-def chosen(world: World, ideas: dict[str, Idea], steps: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """The ids of every idea, a row for each step; proxies of one kind at once."""
-    proxies = {name: idea for name, idea in ideas.items() if idea.proxy}
+def chosen(
+    world: World, ideas: dict[str, Idea], steps: int, seed: int, at_once: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The ids of every idea, a row for each step; some proxies at once."""
     for name, idea in ideas.items():
         if not idea.proxy:
-            yield name, world.drawn(world.left_out(idea, seed), idea.until, steps, 32, seed)
-    each, passes = [], 32 * steps / len(world.train)
-    for idea in proxies.values():
+            yield name, world.drawn(world.left_out(idea, seed), idea.until, steps, KEEP, seed)
+    proxies = [(name, idea) for name, idea in ideas.items() if idea.proxy]
+    for first in range(0, len(proxies), at_once):
+        yield from chosen_by_proxies(world, proxies[first : first + at_once], steps, seed)
+
+
+def chosen_by_proxies(
+    world: World, proxies: list[tuple[str, Idea]], steps: int, seed: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    each, passes = [], KEEP * steps / len(world.train)
+    for _, idea in proxies:
         out = world.left_out(idea, seed)
         rule = make_rule(idea.rule, steps=steps, passes=passes) if not idea.rule.startswith("counted") else None
         pool = world.train[~out[world.train]] if rule else world.train
@@ -230,12 +241,12 @@ def chosen(world: World, ideas: dict[str, Idea], steps: int, seed: int) -> Itera
             rule = counted(len(world.data), float(idea.rule.partition(":")[2]), world.device)
             score = gated(score, torch.as_tensor(out, device=world.device))
         each.append({"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool})
-    models = [world.build(idea.proxy, seed) for idea in proxies.values()]
+    models = [world.build(idea.proxy, seed) for _, idea in proxies]
     config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
-    recordings = record_many(models, world.data, each=each, steps=steps, config=config, seed=seed) if models else []
-    for (name, idea), recording in zip(proxies.items(), recordings, strict=True):
+    recordings = record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config, seed=seed)
+    for (name, idea), settings, recording in zip(proxies, each, recordings, strict=True):
         assert recording.ids is not None
-        yield name, dealt(recording.ids.reshape(steps, -1), idea.window or len(world.train) // 32, seed)
+        yield name, dealt(recording.ids.reshape(steps, KEEP), idea.window or len(settings["ids"]) // KEEP, seed)
 
 
 def dealt(ids: np.ndarray, window: int, seed: int) -> np.ndarray:
@@ -295,7 +306,7 @@ def main() -> None:
     with a.out.open("a") as out:
         for world in (World(a.data, name, source, a.precision) for name in a.worlds):
             for seed in a.seeds:
-                lists = list(chosen(world, ideas, a.steps, seed))
+                lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
                 for first in range(0, len(lists), a.at_once):
                     part = lists[first : first + a.at_once]
                     for (name, ids), curve in zip(

@@ -310,7 +310,7 @@ class TestRefused:
             ({"config": gp.TrainingConfig(lr=0.5)}, r"--lr 0.001 there, 0.5 here"),
             ({"steps": 50}, r"--steps 24 there, 50 here"),
             ({"rule": gp.mix(0.25)}, r"--rule .top_k. there, .mix:0.25\+top_k. here"),
-            ({"ahead": True}, r"--ahead None there, true here"),
+            ({"ahead": True}, r"--ahead not set there, true here"),
         ],
     )
     def test_other_settings(self, changed, said, tmp_path, blobs):

@@ -134,6 +134,18 @@ class TestRun:
             accuracies.add(json.loads(out)["accuracy"])
         assert len(accuracies) == 2
         assert again["results"]["reducible_loss"]["accuracy"] in accuracies
+        # Curves are those of what the model saw by then, not the proxy.
+        curve = json.loads(Path("trusted/curves.json").read_text())["reducible_loss"]
+        in_order, shuffled = (
+            [len(set(ids[: 32 * e["step"]])) / 2_000 for e in curve["evaluations"]]
+            for ids in (sequence.ids, sequence.shuffled().ids)
+        )
+        assert curve["coverage"] == shuffled != in_order
+
+    def test_too_few_trusted_labels(self, finished, goldiprox):
+        flags = ["--irreducible", finished[0] / "irreducible.arrow", *NOISY, "--trusted", "--candidates", "2000"]
+        code, _, err = goldiprox("select", *flags)
+        assert (code, "--trusted leaves 1," in " ".join(err.split())) == (2, True), err
 
     def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
@@ -521,6 +533,13 @@ class TestInspectAndVerify:
         assert code == 1
         assert "differ first at step 4" in shown["bad"]["problem"]
         assert [shown[str(f)]["ok"] for f in files] == [True, True]
+        shuffled = sequence.shuffled(3, seed=7)
+        for _ in gp.receipt(DataLoader(gp.WithIds(data), batch_sampler=shuffled), tmp_path / "shuffled"):
+            pass
+        for order, expected in ((["--window", "3", "--seed", "7"], 0), (["--window", "3"], 1), ([], 1)):
+            assert goldiprox("verify", *files, "--receipt", "shuffled", *order)[0] == expected
+        code, _, err = goldiprox("verify", *files, "--window", "3")
+        assert (code, "add --receipt" in err) == (2, True)
         code, _, err = goldiprox("verify", files[0], "--receipt", "good")
         assert (code, "compared with one sequence; 0 sound ones" in err) == (2, True)
         code, _, err = goldiprox("verify", "good")

@@ -72,6 +72,15 @@ def test_what_goes_up_comes_down(hub, recorded, blobs, tmp_path):
     assert [batch.ids.tolist() for batch in loader] == recorded.ids.reshape(STEPS, KEEP).tolist()
 
 
+def test_an_order_of_chance_goes_up_as_it_is(hub, recorded, blobs):
+    shuffled = recorded.shuffled(3, seed=4)
+    push(hub, shuffled)
+    pulled = gp.Sequence.from_hub(REPO, data=blobs, endpoint=hub.endpoint)
+    assert pulled.ids.tolist() == shuffled.ids.tolist()
+    assert (pulled.column("score") == shuffled.column("score")).all()
+    assert pulled.header.config["shuffled"] == [{"window": 3, "seed": 4}]
+
+
 def test_two_ranks_get_their_slices_from_the_hub(hub, recorded, blobs):
     push(hub, recorded)
     parts = [gp.Sequence.from_hub(REPO, blobs, endpoint=hub.endpoint, rank=r, world_size=2) for r in range(2)]

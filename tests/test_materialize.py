@@ -81,3 +81,10 @@ def test_the_command(tmp_path):
     assert json.loads(result.stdout)["rows"] == 64
     (file,) = (tmp_path / "d").iterdir()
     assert pq.read_table(file)["id"].to_pylist() == gp.Sequence.open(tmp_path / "s.arrow").ids.tolist()
+    result = CliRunner().invoke(
+        app, ["materialize", str(tmp_path / "s.arrow"), "--out", str(tmp_path / "w"), "--window", "2", "--seed", "3"]
+    )
+    assert result.exit_code == 0, result.output
+    (file,) = (tmp_path / "w").iterdir()
+    shuffled = gp.Sequence.open(tmp_path / "s.arrow").shuffled(2, seed=3)
+    assert pq.read_table(file)["id"].to_pylist() == shuffled.ids.tolist()

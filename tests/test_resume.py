@@ -313,6 +313,20 @@ class TestTrain:
         assert command(*follow, "--resume")[0] == 0
         assert differences(contents(tmp_path / "t"), contents(tmp_path / "whole")) == []
 
+    def test_another_order_is_refused(self, command, stopping, never, tmp_path):
+        never()
+        assert command(*SELECT)[0] == 0
+        train = ["train", *FLAGS, "--model", "killing:small", "--sequence", "s.arrow", "--window", "20"]
+        assert command(*train, "--out", "whole")[0] == 0
+        stopping(30)
+        assert command(*train, "--out", "t")[0] == 130
+        never()
+        for other, said in ((["--window", "10"], "--window 20 there, 10 here"), (["--seed", "5"], "--seed")):
+            code, _, err = command(*train, "--out", "t", "--resume", *other)
+            assert (code, said in err) == (2, True), err
+        assert command(*train, "--out", "t", "--resume")[0] == 0
+        assert differences(contents(tmp_path / "t"), contents(tmp_path / "whole")) == []
+
     def test_interrupted_while_it_waits(self, command, stopping, never, tmp_path):
         stopping(40)
         assert command(*SELECT)[0] == 130

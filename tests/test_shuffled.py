@@ -1,4 +1,5 @@
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -6,8 +7,11 @@ import goldiprox as gp
 from conftest import make_mlp
 from goldiprox import receipts
 from goldiprox.data import WithIds
-from goldiprox.errors import ConfigError, ReceiptMismatch
+from goldiprox.errors import ConfigError, FingerprintMismatch, Interrupted, ReceiptMismatch
 from goldiprox.inspection import statistics, verify
+from goldiprox.integrations.replayed import Replayed
+from goldiprox.integrations.slices import Slices
+from goldiprox.lazy import LazyTable
 from goldiprox.shuffled import deal
 from test_follow import add, begin, path  # noqa: F401
 from test_sequence import KEEP, STEPS, picks
@@ -180,3 +184,67 @@ def test_replay_trains_on_the_new_order(recorded, blobs):
         weights.append(torch.cat([p.flatten() for p in model.parameters()]))
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2])
+
+
+def test_it_says_how_it_was_made(recorded):
+    shuffled = recorded.shuffled(WINDOW, seed=5)
+    assert shuffled.header.config["shuffled"] == [{"window": WINDOW, "seed": 5}]
+    assert [made["window"] for made in shuffled.shuffled(2).header.config["shuffled"]] == [WINDOW, 2]
+    assert "shuffled" not in recorded.header.config
+
+
+def test_columns_cannot_be_changed_by_whoever_looks_at_them(path, blobs):  # noqa: F811
+    with begin(path, blobs, columns=("score",)) as writer:
+        for ids in picks():
+            writer.append(torch.as_tensor(ids), {"score": torch.as_tensor(ids) * 0.5})
+    shuffled = gp.Sequence.open(path, data=blobs).shuffled(STEPS)
+    with pytest.raises(ValueError, match="read-only"):
+        shuffled.column("score")[:] = 0
+
+
+@pytest.mark.parametrize("other", [{"window": STEPS}, {"seed": 1}, None])
+def test_a_replay_is_continued_in_no_other_order(recorded, blobs, tmp_path, other):
+    num_asked = []
+
+    def checkpoints(stop):
+        return gp.Checkpoints(tmp_path / "checkpoint", every=0, stop=stop)
+
+    settings = {"window": WINDOW, "seed": 0}
+    with pytest.raises(Interrupted), checkpoints(lambda: num_asked.append(1) or len(num_asked) > 2) as saved:
+        gp.replay(make_mlp(), blobs, recorded.shuffled(**settings), checkpoints=saved)
+    changed = recorded.shuffled(**(settings | other)) if other else recorded
+    with pytest.raises(FingerprintMismatch, match="the sequence changed"), checkpoints(lambda: False) as saved:
+        gp.replay(make_mlp(), blobs, changed, checkpoints=saved)
+    models = [make_mlp(), make_mlp()]
+    with checkpoints(lambda: False) as saved:
+        gp.replay(models[0], blobs, recorded.shuffled(**settings), checkpoints=saved)
+    gp.replay(models[1], blobs, recorded.shuffled(**settings))
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+def test_waiting_for_the_first_window_can_be_stopped(path, blobs, tmp_path):  # noqa: F811
+    with begin(path, blobs) as writer:
+        add(writer, picks()[:1])
+        followed = gp.Sequence.open(path, data=blobs, follow=True, timeout=60).shuffled(WINDOW)
+        stopped = gp.Checkpoints(tmp_path / "checkpoint", stop=lambda: True)
+        with pytest.raises(Interrupted), stopped as checkpoints:
+            gp.replay(make_mlp(), blobs, followed, checkpoints=checkpoints)
+        assert not followed.complete
+        add(writer, picks()[1:])
+
+
+def test_a_large_file_is_shuffled_window_by_window(recorded, path, blobs, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("goldiprox.lazy.EAGER_BYTES", 0)
+    large = gp.Sequence.open(path, data=blobs)
+    assert isinstance(large._table, LazyTable)
+    assert list(large.shuffled(WINDOW)) == list(recorded.shuffled(WINDOW))
+
+
+def test_integrations_keep_the_order(recorded, blobs, tmp_path):
+    shuffled = recorded.shuffled(WINDOW)
+    parts = [list(Slices(shuffled, rank, 2)) for rank in range(2)]
+    assert [a + b for a, b in zip(*parts, strict=True)] == list(shuffled)
+    replayed = Replayed(gp.WithIds(blobs), shuffled, KEEP, "")
+    assert [int(replayed[p][0]) for p in range(STEPS * KEEP)] == shuffled.ids.tolist()
+    files = gp.materialize(shuffled, blobs, tmp_path / "examples")
+    assert np.concatenate([pq.read_table(f)["id"].to_numpy() for f in files]).tolist() == shuffled.ids.tolist()

@@ -59,6 +59,16 @@ def test_labels_are_suspected_where_another_class_is_as_likely_as_it_usually_is_
         suspected(gp.IrreducibleLosses(losses), data)
 
 
+def test_a_class_that_no_label_names_contradicts_nothing():
+    probabilities = torch.tensor([[0.8, 0.1, 0.1], [0.3, 0.3, 0.4], [0.2, 0.7, 0.1]])
+    y = torch.tensor([0, 0, 1])
+    data = gp.TensorData(torch.zeros(3, 2), y, num_classes=3)
+    losses = -probabilities.log()[torch.arange(3), y]
+    table = gp.IrreducibleLosses(losses, rivals=rivals(probabilities.log(), y))
+    assert find_suspects(table, data).predicted.tolist() == [2, 1, 0]  # the likeliest wrong label first
+    assert not suspected(table, data).any()
+
+
 def test_the_file_keeps_what_is_held_against_labels(tmp_path, blobs):
     split = gp.holdout_split(400, blobs.labels)
     table, (model,), _, _ = gp.irreducible_losses(make_mlp, blobs, split, config=gp.HoldoutConfig(max_epochs=3))

@@ -190,7 +190,9 @@ class Checkpoints:
         changed = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         content = [_CONTENT[leaf] for name in changed if (leaf := name.rpartition(".")[2]) in _CONTENT]
         # One flag may stand for several settings.
-        flags = dict.fromkeys(f"{_flag(name)} {there.get(name)} there, {here.get(name)} here" for name in changed)
+        # One that is not set on one side may be younger than the other.
+        values = [(_flag(name), there.get(name, "not set"), here.get(name, "not set")) for name in changed]
+        flags = dict.fromkeys(f"{flag} {before} there, {now} here" for flag, before, now in values)
         if content:
             raise FingerprintMismatch(
                 f"{self.folder} holds an unfinished run on something else: {' and '.join(content)} changed. "

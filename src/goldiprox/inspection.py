@@ -16,7 +16,7 @@ class Statistics:
 
     Attributes:
         seen: Distinct examples in it.
-        coverage: Their share of the training side (of the data set, where that is not known).
+        coverage: Their share of what was selected from (of the data set, where that is not known).
         most_repeated: How often the most frequent example occurs.
         mean_repeats: Occurrences per distinct example.
         exact: Whether all examples were counted; else one in so many, and `most_repeated` is that among those.

@@ -186,7 +186,7 @@ def _run_stages(
     sequence = Sequence.open(path, data=stages.data)
     method = config.acquisition.rpartition(":")[2]
     histories: dict[str, History] = {}
-    picks = {method: selected.ids}
+    picks = {method: stages.ordered(sequence).ids}  # as the model comes to see them
     probe = stages.probe(watched, selected.history, table)
     histories[method], model = stages.train(sequence, on_record=logger(method), probe=probe)
     save_weights(model, folder / f"model-{method}.safetensors")

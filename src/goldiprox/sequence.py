@@ -249,7 +249,9 @@ class Sequence:
         """The same choice in another order: examples change places among the steps of a window.
 
         For a model other than the proxy: an order that answered the proxy's weaknesses of the moment does not answer
-        another model's. Everything else is as with this sequence; its digest is that of the new order.
+        another model's. Everything else is as with this sequence; its digest is that of the new order, and the header
+        says how it was made (``config["shuffled"]``). A window is held in memory; of a file that grows, its first step
+        comes when its last one is there.
 
         Args:
             window: How many steps. By default as many as train on as many examples as were selected from; 1 changes

@@ -5,6 +5,7 @@ was chosen, and how often; which examples meet in a batch, and when, is left to 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,12 @@ class ShuffledTable(Table):
         self._table, self._wait, self._keep, self._window, self._seed = table, wait, keep, window, seed
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self._dealt: dict[str, tuple[int, np.ndarray]] = {}
-        self.path, self.header, self.parts = table.path, table.header, []
+        self.path, self.parts = table.path, []
+        # Whoever is given this order, or continues in it, has to know it from the one that was recorded.
+        config, own = table.header.config, {"window": int(window), "seed": int(seed)}
+        before = config.get("shuffled")
+        shuffled = [*before, own] if isinstance(before, list) else [own]
+        self.header = replace(table.header, config={**config, "shuffled": shuffled})
 
     @property
     def grows(self) -> bool:  # type: ignore[override]
@@ -103,5 +109,6 @@ class ShuffledTable(Table):
                 ids = self._table.rows("id", first, end)
                 self._order = window, deal(ids, len(ids) // self._keep, self._seed, window)
             values = self._table.rows(name, first, end)[self._order[1]]
+            values.flags.writeable = False  # it is given again
             self._dealt[name] = window, values
         return values

@@ -57,7 +57,7 @@ class RunConfig:
         trusted: Select only from labels that the holdout model does not contradict, see
             `goldiprox.suspects.suspected`.
         window: Steps among which what was chosen is shuffled when it is trained on, see
-            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes those of one pass.
+            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes the default there.
         ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
         candidates: Scored per step.
         keep: Trained on per step.
@@ -159,7 +159,9 @@ class Stages:
             if getattr(config, name) < 1:
                 raise ConfigError(f"--{name} {getattr(config, name)}: at least 1 is needed")
         if config.window < 0:
-            raise ConfigError(f"--window {config.window}: give a number of steps, or 0 for those of one pass")
+            raise ConfigError(
+                f"--window {config.window}: give a number of steps; 1 for the order recorded, 0 for one pass"
+            )
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"--dropout {config.dropout} is not in [0, 1)")
         if config.num_workers is not None and config.num_workers < 0:
@@ -320,7 +322,13 @@ class Stages:
                 f"--trusted needs irreducible losses to judge labels by, which {self.config.acquisition} does without; "
                 f"leave it out, or give --irreducible FILE"
             )
-        return trusted_ids(table, self.data, train)
+        trusted = trusted_ids(table, self.data, train)
+        if self.config.candidates > len(trusted):
+            raise ConfigError(
+                f"--trusted leaves {len(trusted):,} of {len(train):,} examples, too few for {self.config.candidates} "
+                f"candidates per step; lower --candidates, or leave it out"
+            )
+        return trusted
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -385,12 +393,16 @@ class Stages:
         if self.track is not None:
             self.track.log(f"ledger/{stage}", steps, numbers(asdict(cost)))
 
+    def ordered(self, sequence: Sequence) -> Sequence:
+        """A sequence in the order that `window` says."""
+        return sequence.shuffled(self.config.window or None, seed=self.config.seed)
+
     def train(
         self, sequence: Sequence, *, on_record: OnRecord | None = None, probe: Probe | None = None
     ) -> tuple[History, nn.Module]:
         """Stage 4: the large model on the sequence, in the order that `window` says."""
         config, evaluate = self.config, self.evaluate()
-        sequence = sequence.shuffled(config.window or None, seed=config.seed)
+        sequence = self.ordered(sequence)
         if probe:
             evaluate, on_record = probe.of_model(evaluate, on_record)
         model = self.build(config.model, "model", config.seed)

@@ -81,7 +81,8 @@ def suspected(table: IrreducibleLosses, data: TensorData) -> np.ndarray:
         )
     confidence = np.exp(-found.irreducible)
     sums = np.bincount(found.labels, weights=confidence, minlength=data.num_classes or 0)
-    usual = sums / np.maximum(np.bincount(found.labels, minlength=len(sums)), 1)
+    borne = np.bincount(found.labels, minlength=len(sums))
+    usual = np.where(borne > 0, sums / np.maximum(borne, 1), np.inf)  # of a class that no label names nothing is known
     contradicted = (found.predicted != found.labels) & (found.probability >= usual[found.predicted])
     return contradicted[np.argsort(found.ids)]
 

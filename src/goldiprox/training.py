@@ -144,6 +144,8 @@ def _replaying(
     checkpoints: Checkpoints | None = None,
 ) -> Task:
     """A replay, checked and ready to be trained."""
+    if checkpoints:  # before anything waits: the first steps of a shuffled sequence may be long in coming
+        sequence.on_wait(checkpoints.check)
     if not len(sequence):
         raise ConfigError("the sequence has no steps")
     sequence.require(data)
@@ -154,7 +156,6 @@ def _replaying(
     consumed = _Consumed(sequence)
     saved = None
     if checkpoints:
-        sequence.on_wait(checkpoints.check)
         described = json.dumps({**asdict(sequence.header), "versions": None}, sort_keys=True)
         origin = hashlib.sha256(described.encode()).hexdigest()
         settings = {"sequence": origin, "steps": len(sequence), "training": asdict(config), "seed": seed}

@@ -75,7 +75,7 @@ def inspect(
     return out.print(facts(str(file), rows))
 
 
-@o.configured(o.DATA, data="")
+@o.configured(o.DATA, o.ORDER, data="")
 def verify(
     config: RunConfig,
     file: Files,
@@ -87,6 +87,8 @@ def verify(
     """Check files: structure, checksums, end mark, ids, repetitions within a step, parents; with --data, the data."""
     if not config.data.data and config.data != DataConfig(data=""):
         raise ConfigError("flags about data, but no data to compare with: add --data NAME")
+    if receipt is None and config.window != 1:
+        raise ConfigError("--window says in which order a receipt was made: add --receipt FILE")
     stages = Stages(config) if config.data.data else None
     opened: dict[str, Sequence | IrreducibleLosses] = {}
     headers: dict[str, Header] = {}
@@ -105,7 +107,8 @@ def verify(
     files = [str(path) for path in file]
     if receipt is not None:
         files.append(str(receipt))
-        if problem := _receipt_problem(receipt, [s for s in opened.values() if isinstance(s, Sequence)]):
+        sequences = [s for s in opened.values() if isinstance(s, Sequence)]
+        if problem := _receipt_problem(receipt, sequences, window=config.window, seed=config.seed):
             problems[str(receipt)] = problem
     if json:
         print_json({"files": [{"path": f, "ok": f not in problems, "problem": problems.get(f)} for f in files]})
@@ -136,11 +139,11 @@ def _disagreements(opened: Mapping[str, Sequence | IrreducibleLosses], headers: 
     return problems
 
 
-def _receipt_problem(path: Path, given: list[Sequence]) -> str | None:
+def _receipt_problem(path: Path, given: list[Sequence], *, window: int, seed: int) -> str | None:
     if len(given) != 1:
         raise ConfigError(f"--receipt is compared with one sequence; {len(given)} sound ones were given")
     try:
-        receipts.compare(given[0], path)
+        receipts.compare(given[0].shuffled(window or None, seed=seed), path)
     except GoldiproxError as e:
         return str(e)
     return None

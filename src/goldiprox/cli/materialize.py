@@ -12,7 +12,7 @@ from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Silent, Stages
 
 
-@o.configured(o.DATA)
+@o.configured(o.DATA, o.ORDER)
 def materialize(
     config: RunConfig,
     sequence: Annotated[Path, typer.Argument(help="The sequence whose examples to write.")],
@@ -26,6 +26,7 @@ def materialize(
     stages = Stages(config)
     header = opened.header
     stages.require_same_data(str(sequence), header.data, header.config, header.parents)
+    opened = stages.ordered(opened)
     with (Silent() if json else Bars()).stage("materialize", len(opened)) as on_step:
         files = write_examples(
             opened,

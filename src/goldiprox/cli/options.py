@@ -48,9 +48,11 @@ REPLAY: list[Flag] = [
         "window",
         int,
         1,
-        "Shuffle what was chosen among so many steps before training on it; 0: those of one pass, 1: as recorded.",
+        "Shuffle what was chosen among so many steps; 1: as recorded, 0: those that train on as many examples as were "
+        "selected from.",
     )
 ]
+ORDER: list[Flag] = [*REPLAY, ("seed", int, 0, "Of the order that --window makes.")]
 OPTIMISER: list[Flag] = [
     ("lr", float, 1e-3, "Learning rate."),
     ("weight_decay", float, 0.01, "Weight decay."),

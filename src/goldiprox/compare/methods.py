@@ -31,8 +31,8 @@ class Method:
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
         trusted: 1 leaves out labels that the holdout model contradicts with confidence.
-        window: Steps among which what was chosen is shuffled when the large model trains on it; 0 for those of one
-            pass, 1 for the order of the proxy.
+        window: Steps among which what was chosen is shuffled when the large model trains on it, see
+            `goldiprox.Sequence.shuffled`; 0 for the default there, 1 for the order of the proxy.
         robust: The q of the generalised cross-entropy that holdout models learn by; 0 is cross-entropy.
         name: For tables; by default the text of what differs from the defaults.
     """
