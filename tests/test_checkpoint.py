@@ -257,10 +257,10 @@ def test_a_replay_of_another_sequence_is_refused(tmp_path, blobs):
 
 
 @pytest.mark.parametrize("num_folds", [0, 2])
-@pytest.mark.parametrize("checkpoint", ["inner", "last"])
-def test_irreducible_losses_go_on_as_if_nothing_had_happened(checkpoint, num_folds, tmp_path, blobs):
+@pytest.mark.parametrize(("checkpoint", "cleaned"), [("inner", False), ("last", False), ("inner", True)])
+def test_irreducible_losses_go_on_as_if_nothing_had_happened(checkpoint, cleaned, num_folds, tmp_path, blobs):
     split = gp.holdout_split(len(blobs), blobs.labels)
-    config = HoldoutConfig(checkpoint=checkpoint, max_epochs=6, patience=2, batch_size=16)
+    config = HoldoutConfig(checkpoint=checkpoint, max_epochs=6, patience=2, batch_size=16, cleaned=cleaned)
 
     def make(folder, on_step=None, every=0.0):
         with gp.Checkpoints(folder, every=every) as checkpoints:

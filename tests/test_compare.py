@@ -213,6 +213,7 @@ class TestMethods:
             ("top_k,robust=2", "not in"),
             ("top_k,window=-1", "number of steps"),
             ("top_k,trusted=2", "0 or 1"),
+            ("top_k,cleaned=2", "0 or 1"),
             ("top_k,il_schedule=linear", "il_schedule"),
             ("top_k,acquisition=lots", "acquisition"),
         ],

@@ -16,8 +16,10 @@ from goldiprox.errors import (
     OutputExists,
     UnknownName,
 )
-from goldiprox.holdout import score
+from goldiprox.holdout import JUDGES, score
 from goldiprox.irreducible import Rivals, describe
+from goldiprox.prepare import DataConfig, prepare
+from goldiprox.suspects import average_precision
 from test_artifacts import rewrite_header
 
 
@@ -119,6 +121,40 @@ def test_cross_fitting_scores_each_example_by_a_model_that_never_saw_it(blobs):
         scored_by_it = (losses == table.values).nonzero().flatten().tolist()
         assert 130 <= len(scored_by_it) <= 140
         assert not {values[i] for i in scored_by_it} & learnt[number]
+
+
+@pytest.mark.parametrize("num_folds", [0, 4])
+def test_wrong_labels_are_left_out_of_what_is_learnt_from(num_folds):
+    config = DataConfig(noise=0.3, noise_kind="class", holdout=0.0 if num_folds else 0.5, holdout_noise=0.3)
+    prepared = prepare(config)
+    data, wrong, split = prepared.data, prepared.truth.mislabelled, prepared.split
+    made = []
+
+    def make(number):
+        made.append(number)
+        return gp.build("mlp128", (1, 28, 28), 10, seed=number)
+
+    held, judged = {}, {}
+    for cleaned in (False, True):
+        table, models, _, cost = gp.irreducible_losses(
+            make, data, split, num_folds=num_folds, config=gp.HoldoutConfig(max_epochs=4, cleaned=cleaned)
+        )
+        assert len(models) == max(num_folds, 1)
+        judged[cleaned] = average_precision(wrong[gp.find_suspects(table, data).ids])
+        held[cleaned] = cost.flops, table.config.get("left_out")
+    assert judged[True] > judged[False] + 0.02
+    assert held[False][1] is None
+    assert 1.5 * held[False][0] < held[True][0] < 2.1 * held[False][0]
+    size = len(split.train if num_folds else split.holdout)
+    assert 0.15 * size < held[True][1] < 0.45 * size
+    models = [*range(max(num_folds, 1))]
+    assert made == [*models, *(JUDGES + number for number in models), *models]
+
+
+def test_what_has_no_labels_cannot_be_cleaned(blobs, split):
+    unlabelled = gp.TensorData(blobs.x, blobs.x)
+    with pytest.raises(ConfigError, match="cleaned=False"):
+        gp.irreducible_losses(make_mlp, unlabelled, split, config=gp.HoldoutConfig(cleaned=True))
 
 
 def test_a_model_instead_of_a_function_that_makes_one(blobs, split):

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,7 +25,7 @@ from goldiprox.forward import (
     device_of,
     in_precision,
 )
-from goldiprox.irreducible import IrreducibleLosses, Rivals, describe, fill, rivals
+from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill, rivals
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
 from goldiprox.optim import TrainingConfig
@@ -35,6 +35,8 @@ from goldiprox.selection import CandidateSampler
 from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
+JUDGES = 1_000
+"""The number of the first model that only judges what others are to learn from."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class HoldoutConfig:
         patience: Epochs to wait for a better checkpoint.
         batch_size: Examples per step.
         training: The optimiser.
+        cleaned: Models of the other side first judge what is to be learnt from, and labels that they contradict with
+            confidence are left out of it (`goldiprox.irreducible.contradicted`). Twice the price; for holdouts with
+            wrong labels.
     """
 
     checkpoint: Checkpoint = "inner"
@@ -58,6 +63,7 @@ class HoldoutConfig:
     patience: int = 5
     batch_size: int = 128
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    cleaned: bool = False
 
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
@@ -352,8 +358,8 @@ def irreducible_losses(
     """
     if isinstance(make_model, nn.Module):
         raise ConfigError("give a function of the fold number that returns a fresh model, not a model")
+    labels = labels_of(data)
     if num_folds:
-        labels = labels_of(data)
         folds = k_fold(split.train, None if labels is None else labels[split.train], num_folds=num_folds, seed=seed)
         parts = [(np.union1d(np.setdiff1d(split.train, fold), split.holdout), fold) for fold in folds]
     else:
@@ -362,9 +368,32 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
+    doubted, total = np.empty(0, np.int64), Cost()
+    if config.cleaned:
+        if labels is None:
+            raise ConfigError("only labels can be judged, and this data has none; use cleaned=False")
+        opinions, _, _, total = irreducible_losses(
+            lambda number: make_model(JUDGES + number),
+            data,
+            split if num_folds else Split(split.holdout, split.train),
+            num_folds=num_folds,
+            config=replace(config, cleaned=False),
+            loss=loss,
+            training_loss=training_loss,
+            forward=forward,
+            seed=derive("judges", seed),
+            num_workers=num_workers,
+            engine=engine,
+            on_step=on_step,
+            checkpoints=checkpoints and checkpoints.part("judges"),
+            group=group,
+            scoring=scoring,
+        )
+        doubted = opinions.ids[contradicted(opinions, labels)]
     values = torch.full((len(unwrap(data)), 3), torch.nan)
-    models, reports, total = [], [], Cost()
-    for number, (learn, target) in enumerate(parts):
+    models, reports = [], []
+    for number, (whole, target) in enumerate(parts):
+        learn = np.setdiff1d(whole, doubted)
         model = make_model(number)
         if ranks:
             ranks.same_weights(model)
@@ -406,6 +435,7 @@ def irreducible_losses(
         models.append(model)
         reports.append(report)
     described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
+    described |= {"left_out": len(doubted)} if config.cleaned else {}
     losses, rival, margin = values.unbind(1)
     against = None if margin.isnan().all() else Rivals(rival, margin)
     table = IrreducibleLosses(

@@ -54,6 +54,33 @@ def rivals(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Rivals:
     return Rivals(best.indices.float(), best.values - own[:, 0])
 
 
+def contradicted(table: "IrreducibleLosses", labels: np.ndarray) -> np.ndarray:
+    """Whether each label of `table.ids` is contradicted with confidence.
+
+    That is where the holdout model gives another class at least the probability that it gives this class, on average,
+    to examples that bear it as their label (confident learning: Northcutt, Jiang & Chuang 2021). So a class that is
+    hard to tell is not suspected for being so.
+
+    Args:
+        table: Irreducible losses of a classifier.
+        labels: Of the base data set.
+    """
+    ids = table.ids
+    unknown = np.full(len(ids), np.nan)
+    rival, margin = (v.numpy()[ids].astype(np.float64) for v in table.rivals) if table.rivals else (unknown, unknown)
+    if not (np.isfinite(margin) & (rival >= 0)).all():
+        raise DataError(
+            "the table of irreducible losses does not say what the holdout model predicts, so labels cannot be "
+            "suspected; make it again with `goldiprox irreducible` (irreducible_losses)"
+        )
+    confidence = np.exp(-table.values.numpy()[ids].astype(np.float64))
+    classes, own = np.unique(labels[ids], return_inverse=True)
+    usual = np.bincount(own, weights=confidence) / np.maximum(np.bincount(own), 1)
+    place = np.searchsorted(classes, rival).clip(max=len(classes) - 1)
+    known = classes[place] == rival  # of a class that no label names nothing is known
+    return (margin > 0) & known & (np.exp(margin) * confidence >= usual[place])
+
+
 class IrreducibleLosses:
     """One number per training example; NaN for every other example of the base data set.
 

@@ -11,7 +11,7 @@ import numpy as np
 from goldiprox.data import TensorData
 from goldiprox.data.corruption import Truth
 from goldiprox.errors import DataError
-from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.irreducible import IrreducibleLosses, contradicted
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,15 @@ def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
 
 
 def suspected(table: IrreducibleLosses, data: TensorData) -> np.ndarray:
-    """Whether each label of `table.ids` is contradicted with confidence.
-
-    That is where the holdout model gives another class at least the probability that it gives this class, on average,
-    to examples that bear it as their label (confident learning: Northcutt, Jiang & Chuang 2021). So a class that is
-    hard to tell is not suspected for being so.
+    """Whether each label of `table.ids` is contradicted with confidence, see `goldiprox.irreducible.contradicted`.
 
     Args:
         table: Irreducible losses of a classifier, made for this data.
         data: The base data set.
     """
-    found = find_suspects(table, data)
-    if (found.predicted < 0).any():
-        raise DataError(
-            "the table of irreducible losses does not say what the holdout model predicts, so labels cannot be "
-            "suspected; make it again with `goldiprox irreducible` (irreducible_losses)"
-        )
-    confidence = np.exp(-found.irreducible)
-    sums = np.bincount(found.labels, weights=confidence, minlength=data.num_classes or 0)
-    borne = np.bincount(found.labels, minlength=len(sums))
-    usual = np.where(borne > 0, sums / np.maximum(borne, 1), np.inf)  # of a class that no label names nothing is known
-    contradicted = (found.predicted != found.labels) & (found.probability >= usual[found.predicted])
-    return contradicted[np.argsort(found.ids)]
+    if data.num_classes is None:
+        raise DataError(f"{data.name} has no class labels to suspect")
+    return contradicted(table, data.labels)
 
 
 def trusted_ids(table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None) -> np.ndarray:

@@ -38,6 +38,7 @@ HOLDOUT_MODEL: list[Flag] = [
     ("il_model", str | None, None, "The holdout model; by default of the proxy's kind."),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
+    ("cleaned", bool, False, "Learn from holdout labels only where a model of the training side does not contradict."),
 ]
 PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or package.module:callable.")]
 MODEL: list[Flag] = [
@@ -166,7 +167,8 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
     return RunConfig(
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
         holdout=HoldoutConfig(
-            training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")), **take("checkpoint")
+            training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")),
+            **take("checkpoint", "cleaned"),
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),

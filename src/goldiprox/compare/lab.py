@@ -156,6 +156,7 @@ class Lab:
             base,
             checkpoint=method.checkpoint or base.checkpoint,
             max_epochs=method.holdout_epochs or base.max_epochs,
+            cleaned=bool(method.cleaned) or base.cleaned,
         )
         if method.il_schedule:  # one that decays has no early end to wait for
             patience = config.max_epochs if method.il_schedule == "cosine" else config.patience

@@ -30,6 +30,7 @@ class Method:
         folds: Cross-fit over this many, instead of learning from the holdout alone.
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
+        cleaned: 1 leaves holdout labels out that a model of the training side contradicts with confidence.
         trusted: 1 leaves out labels that the holdout model contradicts with confidence.
         window: Steps among which what was chosen is shuffled when the large model trains on it, see
             `goldiprox.Sequence.shuffled`; 0 for the default there, 1 for the order of the proxy.
@@ -49,6 +50,7 @@ class Method:
     folds: int | None = None
     il_models: int = 1
     combine: Combined = "losses"
+    cleaned: int = 0
     trusted: int = 0
     window: int = 1
     robust: float = 0.0
@@ -73,10 +75,10 @@ class Method:
                 raise ConfigError(f"{name}={value}: at least 1 is needed")
         if self.folds not in (None, 0) and self.folds < 2:
             raise ConfigError(f"folds={self.folds}: give 2 or more, or 0 to learn from the holdout")
-        if self.window < 0 or self.trusted not in (0, 1):
+        if self.window < 0 or {self.trusted, self.cleaned} - {0, 1}:
             raise ConfigError(
-                f"window={self.window}, trusted={self.trusted}: a window is a number of steps, or 0 for those of one "
-                f"pass; trusted is 0 or 1"
+                f"window={self.window}, trusted={self.trusted}, cleaned={self.cleaned}: a window is a number of steps, "
+                f"or 0 for those of one pass; the others are 0 or 1"
             )
         if self.robust:
             generalised_cross_entropy(self.robust)
