@@ -32,7 +32,7 @@ from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
 from goldiprox.rules import Rule, highest, make_rule
 from goldiprox.shuffled import deal
-from goldiprox.suspects import suspected
+from goldiprox.suspects import average_precision, suspected
 
 WORLDS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -49,6 +49,9 @@ SMALL: dict[str, Any] = {}
 """The holdout model is of the proxy's kind, its rate constant, its checkpoint that of the lowest inner loss."""
 LAST: dict[str, Any] = {"checkpoint": "last"}
 LARGE: dict[str, Any] = {"il_model": "resnet18", "schedule": "cosine", "max_epochs": 10}
+DECAYED: dict[str, Any] = {"il_model": "small_cnn", "schedule": "cosine", "max_epochs": 10}
+CLEANED: dict[str, Any] = DECAYED | {"cleaned": True}
+BOTH: dict[str, Any] = LARGE | {"cleaned": True}
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,26 @@ IDEAS: dict[str, Idea] = {
     "S g0.5 R, one pass": replace(S, rule="gumbel_top_k:0.5", holdout=LARGE, window=0),
     "S by class g1 R, one pass": replace(S, score="by class", holdout=LARGE, window=0),
     "T g1 R, one pass": replace(T, holdout=LARGE, window=0),
+    "S g1 D, one pass": replace(S, holdout=DECAYED, window=0),
+    "S g1 C, one pass": replace(S, holdout=CLEANED, window=0),
+    "S g1 RC, one pass": replace(S, holdout=BOTH, window=0),
+    "S g1 C, gate 1, one pass": replace(S, holdout=CLEANED, gate="1", window=0),
+    "S g1 C, gate 2, one pass": replace(S, holdout=CLEANED, gate="2", window=0),
+    "S g1 RC, gate 2, one pass": replace(S, holdout=BOTH, gate="2", window=0),
+    "confident C": Idea(gate="confident", holdout=CLEANED),
+    "margin 1 C": Idea(gate="1", holdout=CLEANED),
+    "margin 2 C": Idea(gate="2", holdout=CLEANED),
+    "margin 3 C": Idea(gate="3", holdout=CLEANED),
+    "margin 1 RC": Idea(gate="1", holdout=BOTH),
+    "margin 2 RC": Idea(gate="2", holdout=BOTH),
+    "margin 3 RC": Idea(gate="3", holdout=BOTH),
     "S g1 R confident, one pass": replace(S, holdout=LARGE, gate="confident", window=0),
     "S g0.5 R confident, one pass": replace(S, rule="gumbel_top_k:0.5", holdout=LARGE, gate="confident", window=0),
     "S g2 R confident, one pass": replace(S, rule="gumbel_top_k:2", holdout=LARGE, gate="confident", window=0),
 }
 """S: proxy `small_cnn` (1/29 of the FLOPs of `resnet18`), T: ResNet-18 of width 16 (1/16), T20: of width 20 (1/10).
-g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate."""
+g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate. D: a
+`small_cnn`, likewise; C: on a holdout that a model of the training side has cleaned. RC: both."""
 
 
 def by_class(c: Any) -> Tensor:
@@ -151,18 +168,32 @@ class World:
         model = build(name, self.data.input_shape, self.data.num_classes or 0, seed=seed, device=self.device)
         return model.to(memory_format=torch.channels_last) if self.last else model  # type: ignore[call-overload]
 
-    def _table(self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int) -> gp.IrreducibleLosses:
+    def _table(
+        self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int, cleaned: bool
+    ) -> gp.IrreducibleLosses:
         training = gp.TrainingConfig(precision=self.precision, schedule=schedule)
         patience = max_epochs if schedule == "cosine" else 5
-        config = gp.HoldoutConfig(checkpoint, max_epochs=max_epochs, patience=patience, training=training)
+        config = gp.HoldoutConfig(
+            checkpoint, max_epochs=max_epochs, patience=patience, training=training, cleaned=cleaned
+        )
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
         table, _, reports, cost = gp.irreducible_losses(model, self.data, split, config=config, seed=seed)
-        accuracy = reports[0].figures["accuracy"]
-        print(f"{self.name}, {il_model}, seed {seed}: accuracy on the holdout {accuracy:.4f}, FLOPs {cost.flops:.3g}")
+        accuracy, found = reports[0].figures["accuracy"], gp.find_suspects(table, self.data)
+        precision = average_precision(self.wrong[found.ids])
+        print(
+            f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}: accuracy on the holdout {accuracy:.4f}, "
+            f"FLOPs {cost.flops:.3g}, average precision for wrong labels {precision or float('nan'):.4f}"
+        )
         return table
 
     def table_of(self, idea: Idea, seed: int) -> gp.IrreducibleLosses:
-        given = {"il_model": idea.proxy, "schedule": "constant", "checkpoint": "inner", "max_epochs": 100}
+        given = {
+            "il_model": idea.proxy,
+            "schedule": "constant",
+            "checkpoint": "inner",
+            "max_epochs": 100,
+            "cleaned": False,
+        }
         return self.table(seed=seed, **(given | idea.holdout))
 
     def left_out(self, idea: Idea, seed: int) -> np.ndarray:

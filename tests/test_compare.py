@@ -410,6 +410,17 @@ class TestRuns:
         assert lines[0]["data"]["holdout_noise"] == 0.1
         assert "short holdout training: " in done.stdout
 
+    def test_the_script_of_ideas(self, tmp_path):
+        script, ideas = EXAMPLES.parent / "benchmarks" / "ideas.py", ["uniform", "margin 1 C", "S counted 1 R, gate 1"]
+        flags = ["--data", "mnist5k", "--small", "mlp128", "--model", "mlp128", "--steps", "12", "--worlds", "class20"]
+        flags += ["--ideas", *ideas, "--out", str(tmp_path / "ideas.jsonl")]
+        done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (tmp_path / "ideas.jsonl").read_text().splitlines()]
+        assert [line["idea"] for line in lines] == ideas
+        assert max(line["wrong"] for line in lines[1:]) < lines[0]["wrong"] < 0.25
+        assert [step for step, _ in lines[0]["curve"]] == list(range(1, 13))
+
     def test_signals_are_ranked_by_how_runs_ended(self):
         early = {"ended_ahead": [1, 2, 3], "ahead_of_uniform": [3, 2, 1], "rank_correlation": [], "distinct": [1, 5, 6]}
         told = foretold({"a": {"early": early | {"corrupted": [1, 1, 1]}}})
