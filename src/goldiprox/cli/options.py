@@ -68,7 +68,7 @@ SELECTION: list[Flag] = [
         "rule",
         str,
         "top_k",
-        "From scores to a choice: top_k, gumbel_top_k (:T, :T/pass, :T..T), mix (:share), ranked; mix:0.2+gumbel_top_k.",
+        "From scores to a choice: top_k, gumbel_top_k (:T, :T/pass, :T..T), mix (:share), ranked; mix:0.2+ranked.",
     ),
     ("temperature", float, 1.0, "Of gumbel_top_k, in standard deviations of the scores."),
     ("mix_fraction", float, 0.5, "Of mix: the share chosen uniformly."),
