@@ -2,6 +2,8 @@
 
     python benchmarks/ideas.py --worlds clean uniform10 class20 instance20 --out ideas.jsonl
     python benchmarks/ideas.py --worlds clean --seeds 0 1 --ideas "S g1 R" "S g1 R, one pass" uniform --out ideas.jsonl
+    python benchmarks/ideas.py --data mnist --small mlp128 --model mlp512 --steps 1200 --out ideas.jsonl \
+        --ideas uniform --also "proxy=mlp128,score=gain,rule=gumbel_top_k:0.25,gate=0,window=100"
 
 `goldiprox compare` judges a method; this compares raw ideas, also some that the library does not offer because they did
 not survive. Every idea is a list of ids, made by a proxy or by chance from what a gate lets through; the large model
@@ -32,7 +34,7 @@ from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
 from goldiprox.rules import Rule, highest, make_rule
 from goldiprox.shuffled import deal
-from goldiprox.suspects import average_precision, suspected
+from goldiprox.suspects import suspected
 
 WORLDS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -52,6 +54,8 @@ LARGE: dict[str, Any] = {"il_model": "resnet18", "schedule": "cosine", "max_epoc
 DECAYED: dict[str, Any] = {"il_model": "small_cnn", "schedule": "cosine", "max_epochs": 10}
 CLEANED: dict[str, Any] = DECAYED | {"cleaned": True}
 BOTH: dict[str, Any] = LARGE | {"cleaned": True}
+TWO: dict[str, Any] = LARGE | {"models": 2}
+THREE: dict[str, Any] = DECAYED | {"il_model": "thin16", "models": 3}
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Idea:
     Attributes:
         proxy: Chooses; without one, chance does.
         score: What the proxy goes by.
-        rule: As on the command line; ``counted:L`` takes L off a score for each time that an example was kept.
+        rule: As on the command line; ``counted:L`` takes L off a score for each time that an example was kept,
+            ``absolute:T`` is Gumbel top-k at a temperature that is not in standard deviations.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident``, or a margin as text; nothing if "".
         until: The share of the run in which nothing is left out yet.
@@ -129,7 +134,8 @@ IDEAS: dict[str, Idea] = {
 }
 """S: proxy `small_cnn` (1/29 of the FLOPs of `resnet18`), T: ResNet-18 of width 16 (1/16), T20: of width 20 (1/10).
 g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate. D: a
-`small_cnn`, likewise; C: on a holdout that a model of the training side has cleaned. RC: both."""
+`small_cnn`, likewise; C: on a holdout that a model of the training side has cleaned. RC: both. R2: two R, T3: three T
+at a decaying rate, their losses and margins averaged."""
 
 
 def by_class(c: Any) -> Tensor:
@@ -141,9 +147,14 @@ def by_class(c: Any) -> Tensor:
 SCORES: dict[str, Callable[[Any], Tensor]] = {
     "reducible": gp.reducible_loss,
     "gain": gp.probability_gain,
+    "root": lambda c: 2 * ((-c.irreducible / 2).exp() - (-c.loss / 2).exp()),
+    "loss": gp.loss,
+    "weighted loss": lambda c: (-c.irreducible).exp() * c.loss,
+    "weighted": lambda c: (-c.irreducible).exp() * (1 - (-c.loss).exp()),
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
 }
+HOLDOUTS = {"": SMALL, "last": LAST, "R": LARGE, "D": DECAYED, "C": CLEANED, "RC": BOTH, "R2": TWO, "T3": THREE}
 for width in (16, 20):
     MODELS[f"thin{width}"] = lambda s, n, w=width, **o: ResNet18(s, n, width=w, **o)
 
@@ -178,13 +189,24 @@ class World:
         )
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
         table, _, reports, cost = gp.irreducible_losses(model, self.data, split, config=config, seed=seed)
-        accuracy, found = reports[0].figures["accuracy"], gp.find_suspects(table, self.data)
-        precision = average_precision(self.wrong[found.ids])
+        accuracy = reports[0].figures["accuracy"]
         print(
             f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}: accuracy on the holdout {accuracy:.4f}, "
-            f"FLOPs {cost.flops:.3g}, average precision for wrong labels {precision or float('nan'):.4f}"
+            f"FLOPs {cost.flops:.3g}{self.search(table)}",
+            flush=True,
         )
         return table
+
+    def search(self, table: gp.IrreducibleLosses) -> str:
+        """How well the table tells wrong labels: AUCs, and for some cuts the share of wrong and of right ones above."""
+        assert table.rivals is not None
+        wrong, margin = self.wrong[table.ids], table.rivals.margin.numpy()[table.ids]
+        if not wrong.any():
+            return ""
+        cuts = {"confident": suspected(table, self.data)} | {f"margin {m}": margin > m for m in (0, 1, 2, 3, 4)}
+        shares = "; ".join(f"{n} {above[wrong].mean():.3f} {above[~wrong].mean():.3f}" for n, above in cuts.items())
+        aucs = [auc(wrong, values) for values in (table.values.numpy()[table.ids], margin)]
+        return f", AUC by loss {aucs[0]:.4f}, by margin {aucs[1]:.4f}; of wrong and of right labels above {shares}"
 
     def table_of(self, idea: Idea, seed: int) -> gp.IrreducibleLosses:
         given = {
@@ -193,8 +215,15 @@ class World:
             "checkpoint": "inner",
             "max_epochs": 100,
             "cleaned": False,
-        }
-        return self.table(seed=seed, **(given | idea.holdout))
+            "models": 1,
+        } | idea.holdout
+        count = given.pop("models")
+        tables = [self.table(seed=seed + 1_000_003 * number, **given) for number in range(count)]
+        if count == 1:
+            return tables[0]
+        table = gp.IrreducibleLosses.combined(tables)
+        print(f"{self.name}, {count} models{self.search(table)}", flush=True)
+        return table
 
     def left_out(self, idea: Idea, seed: int) -> np.ndarray:
         """What the gate of an idea leaves out: a flag for every example of the data set."""
@@ -209,6 +238,22 @@ class World:
             out[table.ids] = suspected(table, self.data) if confident else margin > float(idea.gate)
         return out
 
+    def figures(self, ids: np.ndarray) -> dict[str, float]:
+        """What a list holds: wrong labels, the share of examples ever seen, how unevenly often those are, and how
+        much more classes vary from batch to batch than in independent draws.
+        """
+        labels, classes = self.data.labels, self.data.num_classes or 1
+        batches = np.stack([np.bincount(labels[batch], minlength=classes) for batch in ids])
+        share = batches.sum(0) / batches.sum()
+        times = np.unique(ids, return_counts=True)[1]
+        return {
+            "wrong": float(self.wrong[ids].mean()),
+            "seen": len(times) / len(self.train),
+            "times": float(times.mean()),
+            "std of times": float(times.std()),
+            "classes": float(batches.var(0).mean() / (ids.shape[1] * share * (1 - share)).mean()),
+        }
+
     def drawn(self, out: np.ndarray, until: float, steps: int, keep: int, seed: int) -> np.ndarray:
         """By chance: at first from everything, then without what is left out."""
         first = round(until * steps)
@@ -222,6 +267,20 @@ class World:
                 if n
             ]
         )
+
+
+def auc(wrong: np.ndarray, values: np.ndarray) -> float:
+    """How often a wrong one lies above a right one."""
+    ranks, count = values.argsort().argsort() + 1, int(wrong.sum())
+    return float((ranks[wrong].sum() - count * (count + 1) / 2) / (count * (len(wrong) - count)))
+
+
+def parsed(text: str) -> Idea:
+    """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above."""
+    values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
+    values["holdout"] = HOLDOUTS[values.get("holdout", "")]
+    numbers = {"until": float, "window": int}
+    return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
 def counted(length: int, price: float, device: torch.device) -> Rule:
@@ -240,6 +299,14 @@ def counted(length: int, price: float, device: torch.device) -> Rule:
         return rows
 
     rule.text = f"counted:{price:g}"  # type: ignore[attr-defined]
+    return rule
+
+
+def absolute(temperature: float) -> Rule:
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
+        return highest((scores / temperature - (-uniforms(ids, key).log()).log()).float(), ids, keep)
+
+    rule.text = f"absolute:{temperature:g}"  # type: ignore[attr-defined]
     return rule
 
 
@@ -265,12 +332,14 @@ def chosen_by_proxies(
     each, passes = [], KEEP * steps / len(world.train)
     for _, idea in proxies:
         out = world.left_out(idea, seed)
-        rule = make_rule(idea.rule, steps=steps, passes=passes) if not idea.rule.startswith("counted") else None
-        pool = world.train[~out[world.train]] if rule else world.train
-        score = SCORES[idea.score]
-        if rule is None:
-            rule = counted(len(world.data), float(idea.rule.partition(":")[2]), world.device)
+        pool, score, (kind, _, setting) = world.train[~out[world.train]], SCORES[idea.score], idea.rule.partition(":")
+        if kind == "counted":
+            rule, pool = counted(len(world.data), float(setting), world.device), world.train
             score = gated(score, torch.as_tensor(out, device=world.device))
+        elif kind == "absolute":
+            rule = absolute(float(setting))
+        else:
+            rule = make_rule(idea.rule, steps=steps, passes=passes)
         each.append({"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool})
     models = [world.build(idea.proxy, seed) for _, idea in proxies]
     config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
@@ -319,6 +388,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["clean", "uniform10", "class20", "instance20"])
     parser.add_argument("--ideas", nargs="+", choices=IDEAS, metavar="NAME", default=list(IDEAS))
+    parser.add_argument("--also", action="append", default=[], metavar="SETTINGS", help="an idea by its settings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--small", help="in place of small_cnn and the thin ones, for data of another kind")
@@ -327,7 +397,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args()
-    ideas = {name: IDEAS[name] for name in a.ideas}
+    ideas = {name: IDEAS[name] for name in a.ideas} | {text: parsed(text) for text in a.also}
     if a.small:
         ideas = {
             name: replace(i, proxy=a.small if i.proxy else "", holdout=i.holdout | {"il_model": a.small})
@@ -340,23 +410,13 @@ def main() -> None:
                 lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
                 for first in range(0, len(lists), a.at_once):
                     part = lists[first : first + a.at_once]
-                    for (name, ids), curve in zip(
-                        part, trained(world, [i for _, i in part], a.model, seed), strict=True
-                    ):
-                        wrong, seen = float(world.wrong[ids].mean()), len(np.unique(ids)) / len(world.train)
-                        line = {
-                            "idea": name,
-                            "world": world.name,
-                            "seed": seed,
-                            "accuracy": curve[-1][1],
-                            "curve": curve,
-                        }
-                        line |= {"wrong": wrong, "seen": seen, "settings": asdict(ideas[name])}
-                        out.write(json.dumps(line) + "\n")
+                    curves = trained(world, [ids for _, ids in part], a.model, seed)
+                    for (name, ids), curve in zip(part, curves, strict=True):
+                        line = {"idea": name, "world": world.name, "seed": seed, "accuracy": curve[-1][1]}
+                        line |= world.figures(ids)
+                        print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))
+                        out.write(json.dumps(line | {"curve": curve, "settings": asdict(ideas[name])}) + "\n")
                         out.flush()
-                        print(
-                            f"{world.name}, seed {seed}, {name}: {curve[-1][1]:.4f}, wrong {wrong:.3f}, seen {seen:.3f}"
-                        )
 
 
 if __name__ == "__main__":

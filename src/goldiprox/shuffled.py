@@ -12,7 +12,8 @@ import numpy as np
 
 from goldiprox.artifacts import Table
 
-# The constants of SplitMix64 (Steele, Lea, Flood 2014). A generator of NumPy's may draw otherwise in another release.
+# SplitMix64 (Steele, Lea, Flood 2014), as `randomness` has it for tensors: reading a sequence loads no torch.
+# A generator of NumPy's may draw otherwise in another release.
 _INCREMENT, _FIRST, _SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
