@@ -23,7 +23,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for seed in range(asked.seeds):
-        stages = Stages(RunConfig(data=DataConfig(asked.data, noise=0.1), seed=seed, device="cpu"))
+        stages = Stages(RunConfig.paper(data=DataConfig(asked.data, noise=0.1), seed=seed, device="cpu"))
         table, _, _ = stages.irreducible()
         picks = []
         for ahead in (False, True):
@@ -31,6 +31,7 @@ def main() -> None:
                 stages.build("mlp128", "proxy", seed),
                 stages.data,
                 irreducible=table,
+                rule=gp.top_k(),
                 ids=stages.prepared.split.train,
                 keep=KEEP,
                 epochs=20,

@@ -54,6 +54,7 @@ LARGE: dict[str, Any] = {"il_model": "resnet18", "schedule": "cosine", "max_epoc
 DECAYED: dict[str, Any] = {"il_model": "small_cnn", "schedule": "cosine", "max_epochs": 10}
 CLEANED: dict[str, Any] = DECAYED | {"cleaned": True}
 BOTH: dict[str, Any] = LARGE | {"cleaned": True}
+MIXED: dict[str, Any] = {"mixup": "on"}
 TWO: dict[str, Any] = LARGE | {"models": 2}
 THREE: dict[str, Any] = DECAYED | {"il_model": "thin16", "models": 3}
 
@@ -65,8 +66,9 @@ class Idea:
     Attributes:
         proxy: Chooses; without one, chance does.
         score: What the proxy goes by.
-        rule: As on the command line; ``counted:L`` takes L off a score for each time that an example was kept,
-            ``absolute:T`` is Gumbel top-k at a temperature that is not in standard deviations.
+        rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
+            example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
+            temperature that is not in standard deviations.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident``, or a margin as text; nothing if "".
         until: The share of the run in which nothing is left out yet.
@@ -135,7 +137,8 @@ IDEAS: dict[str, Idea] = {
 """S: proxy `small_cnn` (1/29 of the FLOPs of `resnet18`), T: ResNet-18 of width 16 (1/16), T20: of width 20 (1/10).
 g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate. D: a
 `small_cnn`, likewise; C: on a holdout that a model of the training side has cleaned. RC: both. R2: two R, T3: three T
-at a decaying rate, their losses and margins averaged."""
+at a decaying rate, their losses and margins averaged. M after any of these: learnt from blends (mixup). A: with or
+without them, whatever does better."""
 
 
 def by_class(c: Any) -> Tensor:
@@ -155,6 +158,9 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "by class": by_class,
 }
 HOLDOUTS = {"": SMALL, "last": LAST, "R": LARGE, "D": DECAYED, "C": CLEANED, "RC": BOTH, "R2": TWO, "T3": THREE}
+HOLDOUTS |= {"T": DECAYED | {"il_model": "thin16"}, "TC": CLEANED | {"il_model": "thin16"}}
+HOLDOUTS |= {f"{letters}A": HOLDOUTS[letters] | {"mixup": "auto"} for letters in ("R", "RC", "D", "C", "T", "TC")}
+HOLDOUTS |= {f"{letters}M": HOLDOUTS[letters] | MIXED for letters in ("R", "RC", "D", "C", "T", "TC")}
 for width in (16, 20):
     MODELS[f"thin{width}"] = lambda s, n, w=width, **o: ResNet18(s, n, width=w, **o)
 
@@ -180,19 +186,19 @@ class World:
         return model.to(memory_format=torch.channels_last) if self.last else model  # type: ignore[call-overload]
 
     def _table(
-        self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int, cleaned: bool
+        self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int, cleaned: bool, mixup: Any
     ) -> gp.IrreducibleLosses:
         training = gp.TrainingConfig(precision=self.precision, schedule=schedule)
         patience = max_epochs if schedule == "cosine" else 5
         config = gp.HoldoutConfig(
-            checkpoint, max_epochs=max_epochs, patience=patience, training=training, cleaned=cleaned
+            checkpoint, max_epochs=max_epochs, patience=patience, training=training, cleaned=cleaned, mixup=mixup
         )
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
         table, _, reports, cost = gp.irreducible_losses(model, self.data, split, config=config, seed=seed)
         accuracy = reports[0].figures["accuracy"]
         print(
-            f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}: accuracy on the holdout {accuracy:.4f}, "
-            f"FLOPs {cost.flops:.3g}{self.search(table)}",
+            f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}, mixup {reports[0].mixup}: accuracy on the "
+            f"holdout {accuracy:.4f}, sharpness {reports[0].sharpness:.2f}, FLOPs {cost.flops:.3g}{self.search(table)}",
             flush=True,
         )
         return table
@@ -215,6 +221,7 @@ class World:
             "checkpoint": "inner",
             "max_epochs": 100,
             "cleaned": False,
+            "mixup": "off",
             "models": 1,
         } | idea.holdout
         count = given.pop("models")
@@ -283,8 +290,9 @@ def parsed(text: str) -> Idea:
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
-def counted(length: int, price: float, device: torch.device) -> Rule:
+def counted(length: int, setting: str, device: torch.device) -> Rule:
     """Gumbel top-k at one standard deviation of what is not left out, each time of being kept at a price."""
+    price, amount = (float(part) for part in (*setting.split("/"), "1")[:2])
     times = torch.zeros(length, device=device)
 
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
@@ -292,13 +300,13 @@ def counted(length: int, price: float, device: torch.device) -> Rule:
         count = inside.sum().clamp(min=1)
         mean = torch.where(inside, scores, 0.0).sum() / count
         std = (torch.where(inside, (scores - mean) ** 2, 0.0).sum() / count).sqrt().clamp(min=1e-9)
-        noise = -(-uniforms(ids, key).log()).log()
+        noise = -amount * (-uniforms(ids, key).log()).log()
         scaled = torch.where(inside, (scores - mean) / std, OUT)
         rows = highest((scaled - price * times[ids] + noise).float(), ids, keep)
         times.index_add_(0, ids[rows], torch.ones(keep, device=device))
         return rows
 
-    rule.text = f"counted:{price:g}"  # type: ignore[attr-defined]
+    rule.text = f"counted:{setting}"  # type: ignore[attr-defined]
     return rule
 
 
@@ -334,7 +342,7 @@ def chosen_by_proxies(
         out = world.left_out(idea, seed)
         pool, score, (kind, _, setting) = world.train[~out[world.train]], SCORES[idea.score], idea.rule.partition(":")
         if kind == "counted":
-            rule, pool = counted(len(world.data), float(setting), world.device), world.train
+            rule, pool = counted(len(world.data), setting, world.device), world.train
             score = gated(score, torch.as_tensor(out, device=world.device))
         elif kind == "absolute":
             rule = absolute(float(setting))

@@ -52,6 +52,7 @@ def compare(name: str, seed: int, source: Source) -> dict[str, dict[str, float]]
             make(seed),
             data,
             irreducible=table,
+            rule=gp.top_k(),
             ids=prepared.split.train,
             epochs=epochs,
             keep=KEEP,

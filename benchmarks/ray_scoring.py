@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 import goldiprox as gp
+from goldiprox.assessment import assess, passes_of
 from goldiprox.data.parquet import ImageRows
 from goldiprox.data.sources import training_files
-from goldiprox.holdout import assess, passes_of
 from goldiprox.ray_scoring import RayScoring
 
 

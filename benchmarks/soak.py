@@ -50,6 +50,7 @@ def soak(steps: int, folder: Path, *, warm_up: int = WARM_UP, checkpoint_every: 
             proxy,
             data,
             acquisition=gp.loss,
+            rule=gp.top_k(),
             candidates=32,
             keep=8,
             steps=steps,

@@ -16,11 +16,12 @@ import time
 import numpy as np
 import torch
 
+from goldiprox.irreducible import contradicted
 from goldiprox.loop import outputs
 from goldiprox.prepare import DataConfig
 from goldiprox.split import k_fold
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, find_suspects, suspected
+from goldiprox.suspects import average_precision, find_suspects
 
 WAYS = {
     "clean holdout": {"holdout": 0.5, "holdout_noise": 0.0, "num_folds": 0},
@@ -40,7 +41,7 @@ def measure(data: str, proxy: str, seed: int, *, holdout: float, holdout_noise: 
     from cleanlab.rank import get_label_quality_scores  # pyright: ignore[reportMissingImports]
 
     config = DataConfig(data, noise=0.1, holdout=holdout, holdout_noise=holdout_noise, data_seed=seed)
-    stages = Stages(RunConfig(data=config, proxy=proxy, num_folds=num_folds, seed=seed))
+    stages = Stages(RunConfig.paper(data=config, proxy=proxy, num_folds=num_folds, seed=seed))
     start = time.perf_counter()
     table, models, _ = stages.irreducible()
     seconds = time.perf_counter() - start
@@ -60,7 +61,7 @@ def measure(data: str, proxy: str, seed: int, *, holdout: float, holdout_noise: 
         result[f"cleanlab: {name}"] = average_precision(wrong[ids[np.argsort(quality, kind="stable")]])
     issues = find_label_issues(labels[ids], probabilities, n_jobs=1)
     flagged = {"cleanlab's find_label_issues": ids[issues], "our first, as many": found.ids[: issues.sum()]}
-    flagged |= {"ours, contradicted with confidence": ids[suspected(table, stages.data)]}
+    flagged |= {"ours, contradicted with confidence": ids[contradicted(table, stages.data.labels)]}
     for name, chosen in flagged.items():
         result[f"{name}, precision"] = float(wrong[chosen].mean())
         result[f"{name}, recall"] = float(wrong[chosen].sum() / wrong[ids].sum())

@@ -64,7 +64,9 @@ def make_plan(a: argparse.Namespace) -> Plan:
     holdout_noise = known[a.holdout_noise] if a.holdout_noise in known else float(a.holdout_noise)
     data = DataConfig(a.data, a.data_dir, noise=a.noise, noise_kind=a.noise_kind, holdout_noise=holdout_noise)
     training = TrainingConfig(precision=a.precision)
-    config = RunConfig(data, proxy=a.proxy, model=a.model, holdout=HoldoutConfig(training=training), training=training)
+    config = RunConfig.paper(
+        data=data, proxy=a.proxy, model=a.model, holdout=HoldoutConfig(training=training), training=training
+    )
     of_name = named(a.model)
     chosen = [of_name[name] for name in (a.trials if a.trials is not None else ([] if a.method else of_name))]
     return Plan(

@@ -364,6 +364,9 @@ def trained_by_transformers(folder: Path) -> dict:
         trained(Selective, data, out="kept", **saved, **choice)
         resume = str(folder / "kept" / "checkpoint-3")
         seen["kept resumed"] = trained(Selective, data, out="kept", resume=resume, **choice)
+        counting = choice | {"rule": gp.discounted_top_k(0.5)}
+        seen["kept by turns"] = trained(Selective, data, **counting)
+        seen["turns resumed"] = refused(lambda: trained(Selective, data, out="kept", resume=resume, **counting))
         accumulated = {"gradient_accumulation_steps": 2, "candidates": 40}
         seen["kept accumulated"] = trained(Selective, data, **{**choice, **accumulated})
         loss = {"candidates": CANDIDATES, "acquisition": gp.loss, "num_train_epochs": 1}

@@ -21,7 +21,12 @@ from conftest import make_blobs, make_irreducible, make_mlp
 from goldiprox.ranks import Ranks
 
 CANDIDATES, KEEP, STEPS = 80, 8, 30
-RULES = {"top_k": gp.top_k(), "gumbel_top_k": gp.gumbel_top_k(1.0), "mix": gp.mix(0.5)}
+RULES = {
+    "top_k": gp.top_k(),
+    "discounted_top_k": gp.discounted_top_k(0.3),
+    "gumbel_top_k": gp.gumbel_top_k(1.0),
+    "mix": gp.mix(0.5),
+}
 
 
 def with_batch_norm() -> nn.Module:
@@ -172,7 +177,7 @@ def breaks(folder: Path, group) -> dict:
         try:
             recording, proxy = recorded(
                 folder / "sequence.arrow",
-                rule=RULES["gumbel_top_k"],
+                rule=RULES["discounted_top_k"],
                 group=ranks,
                 checkpoints=checkpoints,
                 on_step=on_step,

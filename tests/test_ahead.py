@@ -15,7 +15,7 @@ def recorded(**settings):
 def test_scores_come_from_the_weights_before_the_last_update():
     data, model = make_blobs(), make_mlp()
     table = make_irreducible(data)
-    select = gp.Selector(gp.reducible_loss, irreducible=table, keep=SETTINGS["keep"])
+    select = gp.Selector(gp.reducible_loss, irreducible=table, keep=SETTINGS["keep"], rule=gp.top_k())
     sampler = gp.CandidateSampler(table.ids, SETTINGS["candidates"], steps=SETTINGS["steps"])
     optimizer = SETTINGS["config"].optimizer(model)
     batches = [gp.Batch(ids, *data.gather(ids)) for ids in sampler.batches()]
@@ -28,7 +28,7 @@ def test_scores_come_from_the_weights_before_the_last_update():
         loss.backward()
         optimizer.step()
         kept = after
-    recording, proxy = recorded()
+    recording, proxy = recorded(rule=gp.top_k())
     assert recording.ids.tolist() == torch.cat(chosen).tolist()
     assert same_weights(proxy, model)
 

@@ -95,7 +95,9 @@ CASES = {
         "num_workers": 2,
     },
     "loss and columns": {"acquisition": gp.loss, "columns": ("score", "loss")},
+    "top_k": {"rule": gp.top_k()},
     "gumbel": {"rule": gp.gumbel_top_k(1.0)},
+    "by id, with counts": {"acquisition": gp.irreducible_loss, "rule": gp.discounted_top_k(0.3)},
     "bald": {"model": dropout_mlp, "acquisition": gp.bald},
     "uniform": {"acquisition": gp.uniform},
     "ahead": {"ahead": True, "columns": ("score",)},
@@ -257,10 +259,12 @@ def test_a_replay_of_another_sequence_is_refused(tmp_path, blobs):
 
 
 @pytest.mark.parametrize("num_folds", [0, 2])
-@pytest.mark.parametrize(("checkpoint", "cleaned"), [("inner", False), ("last", False), ("inner", True)])
-def test_irreducible_losses_go_on_as_if_nothing_had_happened(checkpoint, cleaned, num_folds, tmp_path, blobs):
+@pytest.mark.parametrize(
+    "settings", [{}, {"checkpoint": "last"}, {"cleaned": True}, {"cleaned": True, "mixup": "auto"}]
+)
+def test_irreducible_losses_go_on_as_if_nothing_had_happened(settings, num_folds, tmp_path, blobs):
     split = gp.holdout_split(len(blobs), blobs.labels)
-    config = HoldoutConfig(checkpoint=checkpoint, max_epochs=6, patience=2, batch_size=16, cleaned=cleaned)
+    config = HoldoutConfig(max_epochs=6, patience=2, batch_size=16, **settings)
 
     def make(folder, on_step=None, every=0.0):
         with gp.Checkpoints(folder, every=every) as checkpoints:
@@ -309,7 +313,7 @@ class TestRefused:
             ({"keep": 4}, r"--keep 8 there, 4 here"),
             ({"config": gp.TrainingConfig(lr=0.5)}, r"--lr 0.001 there, 0.5 here"),
             ({"steps": 50}, r"--steps 24 there, 50 here"),
-            ({"rule": gp.mix(0.25)}, r"--rule .top_k. there, .mix:0.25\+top_k. here"),
+            ({"rule": gp.mix(0.25)}, r"--rule .discounted_top_k:\S+. there, .mix:0.25\+top_k. here"),
             ({"ahead": True}, r"--ahead not set there, true here"),
         ],
     )

@@ -116,7 +116,7 @@ class TestRun:
 
     def test_trusted_labels_in_an_order_of_chance(self, finished, goldiprox):
         folder, result = finished
-        code, out, err = goldiprox("run", *QUICK, "--json", "--trusted", "--window", "0", "--out", "trusted")
+        code, out, err = goldiprox("run", *QUICK, "--json", "--trusted", "3", "--window", "4", "--out", "trusted")
         assert code == 0, err
         again = json.loads(out)
         assert again["sequence"]["steps"] == result["sequence"]["steps"]
@@ -124,11 +124,14 @@ class TestRun:
         sequence = gp.Sequence.open(again["sequence"]["path"])
         table = gp.IrreducibleLosses.open(folder / "irreducible.arrow")
         data = prepare(DataConfig(noise=0.1)).data
-        assert set(sequence.ids) <= set(gp.trusted_ids(table, data).tolist())
-        assert len(gp.trusted_ids(table, data)) == sequence.header.config["num_train"] < 2_000
+        trusted = gp.trusted_ids(table, data, odds=3)
+        assert set(sequence.ids) <= set(trusted.tolist())
+        before = gp.Sequence.open(result["sequence"]["path"]).header.config
+        assert len(trusted) == sequence.header.config["num_train"] < before["num_train"] < 2_000
+        assert (sequence.header.config["trusted"], before["trusted"]) == (3, 10)
         flags = ["--sequence", again["sequence"]["path"], "--noise", "0.1", "--device", "cpu", "--json"]
         accuracies = set()
-        for window in ("0", "1"):
+        for window in ("4", "1"):
             code, out, err = goldiprox("train", *flags, "--window", window)
             assert code == 0, err
             accuracies.add(json.loads(out)["accuracy"])
@@ -138,14 +141,14 @@ class TestRun:
         curve = json.loads(Path("trusted/curves.json").read_text())["reducible_loss"]
         in_order, shuffled = (
             [len(set(ids[: 32 * e["step"]])) / 2_000 for e in curve["evaluations"]]
-            for ids in (sequence.ids, sequence.shuffled().ids)
+            for ids in (sequence.ids, sequence.shuffled(4).ids)
         )
         assert curve["coverage"] == shuffled != in_order
 
     def test_too_few_trusted_labels(self, finished, goldiprox):
-        flags = ["--irreducible", finished[0] / "irreducible.arrow", *NOISY, "--trusted", "--candidates", "2000"]
+        flags = ["--irreducible", finished[0] / "irreducible.arrow", *NOISY, "--trusted", "3", "--candidates", "2000"]
         code, _, err = goldiprox("select", *flags)
-        assert (code, "--trusted leaves 1," in " ".join(err.split())) == (2, True), err
+        assert (code, "--trusted 3 leaves 1," in " ".join(err.split())) == (2, True), err
 
     def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
@@ -258,7 +261,7 @@ REFUSED = {
     ),
     "no epochs": (["run", "--epochs", "0"], 2, "--epochs 0"),
     "a window of less than a step": (["run", "--window", "-1"], 2, "--window -1"),
-    "trust without irreducible losses": (["select", "--acquisition", "loss", "--trusted"], 2, "--trusted needs"),
+    "trust without irreducible losses": (["select", "--acquisition", "loss", "--trusted", "3"], 2, "--trusted needs"),
     "an empty holdout": (["run", "--holdout", "0"], 2, "holdout is empty"),
     "irreducible with an empty holdout": (["irreducible", "--holdout", "0"], 2, "holdout is empty"),
     "a holdout of everything": (["run", "--holdout", "1"], 2, "not in [0, 1)"),

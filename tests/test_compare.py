@@ -190,6 +190,8 @@ class TestMethods:
             "gumbel_top_k:1,checkpoint=last,il_models=3,robust=0.7",
             "mix:0.5,folds=2",
             "top_k,trusted=1,window=0",
+            "default",
+            "default,cleaned=0,trusted=2.5",
         ],
     )
     def test_are_texts(self, text):
@@ -212,7 +214,8 @@ class TestMethods:
             ("top_k,checkpoint=best", "checkpoint"),
             ("top_k,robust=2", "not in"),
             ("top_k,window=-1", "number of steps"),
-            ("top_k,trusted=2", "0 or 1"),
+            ("top_k,trusted=0.5", "give 1 or more"),
+            ("top_k,mixup=some", "mixup"),
             ("top_k,cleaned=2", "0 or 1"),
             ("top_k,il_schedule=linear", "il_schedule"),
             ("top_k,acquisition=lots", "acquisition"),
@@ -235,7 +238,7 @@ class TestPlan:
         plan = plans.as_in_the_paper(
             Plan(RunConfig(candidates=100, training=gp.TrainingConfig(lr=0.1, precision="bf16")))
         )
-        assert plan.methods == (Method("top_k"),)
+        assert plan.methods == (Method("paper"),)
         assert plan.schedules == ("constant",)
         assert (plan.config.candidates, plan.config.keep) == (320, 32)
         assert plan.config.training == gp.TrainingConfig(precision="bf16")
@@ -357,7 +360,7 @@ class TestRuns:
             tables, _ = lab.tables(method)
             recordings = lab.recorded(method, "cosine")
             for table, recording in zip(tables, recordings, strict=True):
-                trusted = trusted_ids(table, lab.stages.data, lab.train)
+                trusted = trusted_ids(table, lab.stages.data, lab.train, odds=1)
                 kept = gp.Sequence.open(recording.sequence).ids
                 assert set(kept) <= set(trusted.tolist()) < set(lab.train.tolist())
 
@@ -380,7 +383,23 @@ class TestRuns:
         constant, _ = lab.tables(Method("top_k", holdout_epochs=3))
         decayed, _ = lab.tables(Method("top_k", holdout_epochs=3, il_schedule="cosine"))
         assert constant[0].digest != decayed[0].digest
-        assert (seen[1].patience, seen[1].training.schedule) == (3, "cosine")
+        assert [(c.max_epochs, c.training.schedule) for c in seen] == [(3, "constant"), (3, "cosine")]
+
+    def test_what_a_method_leaves_open_the_comparison_says(self, own, tmp_path, monkeypatch):
+        seen = []
+        plain = labs.irreducible_losses
+        monkeypatch.setattr(labs, "irreducible_losses", lambda *a, **k: seen.append(k["config"]) or plain(*a, **k))
+        robust = gp.HoldoutConfig.robust(max_epochs=2, min_steps=0)
+        config = replace(own.config, rule="mix:0.5", window=3, trusted=4.0, holdout=robust)
+        lab = Lab(replace(own, config=config, seeds=(0,), methods=(Method(), Method("paper"))), tmp_path, Silent())
+        default, paper = lab.plan.methods
+        for method in (default, paper):
+            lab.tables(method)
+        assert seen[0] == robust
+        assert seen[1] == gp.HoldoutConfig()
+        assert (lab._rule(default).text, lab._rule(paper).text) == ("mix:0.5+top_k", "top_k")
+        assert (lab._window(default), lab._window(paper)) == (3, 1)
+        assert (lab._odds(default), lab._odds(paper)) == (4, 0)
 
     def test_trials_are_lines_against_one_uniform(self, own, tmp_path):
         plan = replace(own, methods=(Method("top_k", name="a"), Method("mix:0.5", name="b")), itself=False)
@@ -457,7 +476,7 @@ class TestCommand:
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
-        for said in ("uniform, 2x", "gumbel_top_k:1", "in FLOPs: ", "on its way: ", again):
+        for said in ("uniform, 2x", "default", "in FLOPs: ", "on its way: ", again):
             assert said in shown
 
     @pytest.mark.parametrize(

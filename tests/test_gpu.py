@@ -114,7 +114,9 @@ def recorded(make_model, data, *, engine, **settings):
 
 
 STEP_SETTINGS = {
-    "top_k": {},
+    "default": {},
+    "top_k": {"rule": gp.top_k()},
+    "discounted_top_k, ahead": {"rule": gp.discounted_top_k(0.4), "ahead": True},
     "gumbel_top_k": {"rule": gp.gumbel_top_k(0.7)},
     "mix": {"rule": gp.mix(0.5)},
     "ranked": {"rule": gp.ranked(gp.gumbel_top_k(0.7))},

@@ -68,6 +68,13 @@ def test_checkpoints_continue_exactly(seen):
     assert alone["kept resumed"] == alone["kept"][3:]
 
 
+def test_a_rule_that_counts_cannot_be_continued(seen):
+    (alone,) = seen(1)
+    assert len(alone["kept by turns"]) == len(alone["kept"])
+    assert alone["kept by turns"] != alone["kept"]
+    assert "does not hold how often" in alone["turns resumed"]
+
+
 def test_two_processes_select_what_one_does(seen):
     (alone,) = seen(1)
     assert together(seen(2), "kept") == alone["kept"]

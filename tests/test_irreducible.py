@@ -5,7 +5,9 @@ from torch import nn
 
 import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
+from goldiprox import holdout
 from goldiprox.artifacts import Header, TableWriter
+from goldiprox.assessment import score, sharpness
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
@@ -16,7 +18,8 @@ from goldiprox.errors import (
     OutputExists,
     UnknownName,
 )
-from goldiprox.holdout import JUDGES, score
+from goldiprox.forward import call, cross_entropy
+from goldiprox.holdout import JUDGES
 from goldiprox.irreducible import Rivals, describe
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.suspects import average_precision
@@ -149,6 +152,83 @@ def test_wrong_labels_are_left_out_of_what_is_learnt_from(num_folds):
     assert 0.15 * size < held[True][1] < 0.45 * size
     models = [*range(max(num_folds, 1))]
     assert made == [*models, *(JUDGES + number for number in models), *models]
+
+
+def test_blends_are_of_neighbours_in_one_proportion():
+    model, x, y = make_mlp(), torch.randn(6, 2), torch.tensor([0, 1, 2, 3, 0, 1])
+    torch.manual_seed(5)
+    share = torch.rand(())
+    torch.manual_seed(5)
+    losses = gp.TrainingConfig().losses(cross_entropy, call, mixed=True)(model, x, y)
+    for n in range(6):
+        output = model(share * x[n] + (1 - share) * x[n - 1])[None]
+        both = [nn.functional.cross_entropy(output, y[k, None]) for k in (n, n - 1)]
+        torch.testing.assert_close(losses[n], share * both[0] + (1 - share) * both[1])
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 3.0])
+def test_sharpness_finds_what_logits_were_divided_by(factor):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(20_000, 5, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    data = gp.TensorData(logits / factor, labels)
+    found, value = sharpness(nn.Identity(), data, np.arange(20_000), forward=lambda m, x: m(x))
+    assert found == pytest.approx(factor, rel=0.05)
+    for other in (0.9 * found, 1.1 * found):
+        assert nn.functional.cross_entropy(other * data.x, labels) > value
+
+
+@pytest.mark.parametrize("better", ["on", "off"])
+@pytest.mark.parametrize(("num_folds", "cleaned"), [(0, False), (3, False), (0, True)])
+def test_with_or_without_blends_as_the_inner_part_says(blobs, split, monkeypatch, better, num_folds, cleaned):
+    calls = []
+
+    def judged(model, data, ids, **settings):
+        calls.append(ids)
+        way = ("off", "on")[len(calls) - 1] if len(calls) < 3 else better
+        return 2.0, 0.0 if way == better else 1.0
+
+    monkeypatch.setattr(holdout, "sharpness", judged)
+    table, models, reports, _ = gp.irreducible_losses(
+        make_mlp, blobs, split, num_folds=num_folds, config=fast(mixup="auto", cleaned=cleaned)
+    )
+    assert [r.mixup for r in reports] == [better] * len(models)
+    assert len(calls) == len(models) + 1 + cleaned
+    assert (table.config["mixup"], table.config["sharpness"]) == (better, [2.0] * len(models))
+    if not num_folds:
+        assert not set(calls[-1]) & set(split.train)
+        twice = score(models[0], blobs, split.train, forward=lambda m, x: 2 * m(x))
+        torch.testing.assert_close(table.values[split.train], twice)
+        plain, *_ = gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+        same = torch.equal(plain.values[split.train], score(models[0], blobs, split.train))
+        assert same == (better == "off" and not cleaned)
+
+
+def test_tokens_cannot_be_blended(split):
+    tokens = gp.TensorData(torch.randint(0, 9, (400, 5)), torch.randint(0, 4, (400,)))
+
+    def make(number):
+        torch.manual_seed(number)
+        return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 4))
+
+    with pytest.raises(ConfigError, match=r"int64 cannot be blended.*mixup='off'"):
+        gp.irreducible_losses(make, tokens, split, config=fast(mixup="on"))
+    table, *_ = gp.irreducible_losses(make, tokens, split, config=fast(mixup="auto"))
+    assert table.config["mixup"] == "off"
+
+
+def test_the_robust_way_tells_wrong_labels_better_and_takes_more_epochs_of_few():
+    prepared = prepare(DataConfig(noise=0.2, noise_kind="class", holdout_noise=0.2))
+    found = {}
+    for name, config in {"plain": gp.HoldoutConfig(), "robust": gp.HoldoutConfig.robust()}.items():
+        table, _, reports, _ = gp.irreducible_losses(
+            lambda n: gp.build("mlp128", (1, 28, 28), 10, seed=n), prepared.data, prepared.split, config=config
+        )
+        wrong = prepared.truth.mislabelled[gp.find_suspects(table, prepared.data).ids]
+        found[name] = average_precision(wrong)
+    assert found["robust"] > found["plain"] + 0.02
+    learnt = len(prepared.split.holdout) - table.config["left_out"] - len(reports[0].inner)
+    assert reports[0].epochs == -(-300 // (learnt // 128)) > 10
 
 
 def test_what_has_no_labels_cannot_be_cleaned(blobs, split):

@@ -71,8 +71,8 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 def test_the_sequence_does_not_depend_on_the_number_of_ranks(selected, world_size):
     (alone,), _ = selected(1)
     together, folder = selected(world_size)
-    assert set(alone["digests"]) == {"top_k", "gumbel_top_k", "mix", "batch_norm", "uniform"}
-    assert len(set(alone["digests"].values())) == 5
+    assert set(alone["digests"]) == {*ranks_worker.RULES, "batch_norm", "uniform"}
+    assert len(set(alone["digests"].values())) == 6
     for seen in together:
         assert seen["digests"] == alone["digests"]
         for rule in ranks_worker.RULES:  # to the last bit, although each rank came with other weights
@@ -85,7 +85,7 @@ def test_the_sequence_does_not_depend_on_the_number_of_ranks(selected, world_siz
 def test_one_rank_selects_what_a_plain_recording_does(selected, tmp_path):
     """Not promised to the last bit: a pass over all candidates may round otherwise than one over a piece."""
     (alone,), _ = selected(1)
-    plain, _ = ranks_worker.recorded(tmp_path / "plain.arrow")
+    plain, _ = ranks_worker.recorded(tmp_path / "plain.arrow", rule=gp.top_k())
     assert plain.digest == alone["digests"]["top_k"]
 
 
@@ -107,6 +107,7 @@ def test_communication_is_what_the_page_says(selected, world_size):
     for seen in together:
         assert seen["bytes"] == {
             "top_k": 12 * min(KEEP, share),
+            "discounted_top_k": 12 * share,
             "gumbel_top_k": 12 * share,
             "mix": 12 * share,
             "local": 12 * KEEP / world_size,
@@ -206,13 +207,13 @@ def test_a_rank_that_dies_or_hangs_is_named_and_the_run_goes_on_later(selected, 
     assert "--resume" in saw["error"]
     assert saw["seconds"] < 60
     partial = gp.Sequence.open(tmp_path / "broken" / "sequence.arrow.partial", partial=True)
-    whole = gp.Sequence.open(undisturbed / "gumbel_top_k.arrow")
+    whole = gp.Sequence.open(undisturbed / "discounted_top_k.arrow")
     assert len(partial) >= 12
     assert partial.ids.tolist() == whole.ids[: len(partial) * KEEP].tolist()
     world_size = 2 if how == "dies" else 1  # as many, and fewer
     for seen in seen_by(world_size, "breaks", tmp_path / "broken"):
-        assert seen["digest"] == alone["digests"]["gumbel_top_k"]
-        assert seen["weights"] == alone["weights"]["gumbel_top_k"]
+        assert seen["digest"] == alone["digests"]["discounted_top_k"]
+        assert seen["weights"] == alone["weights"]["discounted_top_k"]
 
 
 @pytest.mark.slow
@@ -221,7 +222,7 @@ def test_three_of_four_ranks_name_the_fourth_and_two_go_on(selected, tmp_path):
     for saw in broken_off(tmp_path / "broken", "dies", world_size=4, timeout="20"):
         assert saw["ranks"] == [3]
     for seen in seen_by(2, "breaks", tmp_path / "broken"):
-        assert seen["digest"] == alone["digests"]["gumbel_top_k"]
+        assert seen["digest"] == alone["digests"]["discounted_top_k"]
 
 
 @pytest.mark.parametrize("loop", ["record", "own"])

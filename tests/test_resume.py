@@ -298,7 +298,7 @@ class TestTrain:
         """And goes on when the writer does, to the end of a replay of the finished file."""
         never()
         assert command(*SELECT)[0] == 0
-        train = [*("train", *FLAGS, "--model", "killing:small", "--sequence")]
+        train = [*("train", *FLAGS, "--model", "killing:small", "--window", "1", "--sequence")]
         assert command(*train, "s.arrow", "--out", "whole")[0] == 0
         stopping(40)
         select = [*SELECT[:-1], "f.arrow"]
@@ -332,6 +332,6 @@ class TestTrain:
         assert command(*SELECT)[0] == 130
         stopping(50)  # forty steps, then waiting
         train = [*("train", *FLAGS, "--model", "killing:small", "--sequence", "s.arrow", "--out", "t", "--follow")]
-        code, _, err = command(*train)
+        code, _, err = command(*train, "--window", "1")
         assert code == 130
         assert "stopped after step 40" in err

@@ -11,12 +11,14 @@ from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from conftest import make_mlp
+from goldiprox.data import Batch
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.rules import make_rule
 
 RULES = {
     "top_k": gp.top_k(),
     "gumbel_top_k": gp.gumbel_top_k(0.5),
+    "discounted_top_k": lambda s, i, k, key: gp.discounted_top_k(0.5)(s, i, k, key, times=i % 3),
     "mix": gp.mix(0.5),
     "mix of gumbel": gp.mix(0.25, gp.gumbel_top_k(1.0)),
     "ranked": gp.ranked(),
@@ -50,6 +52,47 @@ def test_top_k_is_a_sort_with_ties_by_id(case):
     scores, ids, keep = case
     expected = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))[:keep]
     assert ids[gp.top_k()(scores, ids, keep, 0)].tolist() == [i for _, i in expected]
+
+
+def test_what_was_kept_waits_until_the_others_had_their_turns():
+    ids, scores = torch.arange(6), torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
+    rule, std = gp.discounted_top_k(1.0), scores.std(correction=0)
+    times, kept = torch.zeros(6), []
+    for _ in range(60):
+        rows = rule(scores, ids, 2, 0, times=times)
+        assert set(rows.tolist()) == set((scores / std - times).argsort(descending=True, stable=True)[:2].tolist())
+        times[rows] += 1
+        kept += rows.tolist()
+    counts = torch.bincount(torch.tensor(kept), minlength=6)
+    assert kept[:2] == [0, 1]  # at first the best
+    assert (counts.diff() <= 0).all()
+    assert counts.max() - counts.min() <= 1 + int(5 / std)  # in the long run all of them
+    never = torch.full((6,), 7)
+    assert gp.discounted_top_k(0.0)(scores, ids, 2, 0, times=never).tolist() == [0, 1]
+    assert gp.discounted_top_k(1.0)(torch.ones(6), ids, 2, 0, times=torch.tensor([1, 0, 1, 1, 0, 1])).tolist() == [1, 4]
+    with pytest.raises(ConfigError, match="price of -1"):
+        gp.discounted_top_k(-1.0)
+
+
+@pytest.mark.parametrize("rule", [gp.discounted_top_k(0.5), gp.mix(0.5, gp.ranked(gp.discounted_top_k(0.5)))])
+@pytest.mark.parametrize("table", [True, False])
+def test_a_selector_counts_what_it_keeps_and_goes_on_from_there(blobs, rule, table):
+    settings = {"keep": 4, "rule": rule}
+    if table:
+        settings["irreducible"] = gp.IrreducibleLosses(torch.zeros(len(blobs)))
+    model, batches = make_mlp(), [Batch(i, *blobs.gather(i)) for i in torch.arange(len(blobs)).split(20)[:12]] * 3
+    select = gp.Selector(gp.loss, **settings)
+    kept = [select(model, batch).ids for batch in batches]
+    expected = torch.bincount(torch.cat(kept), minlength=len(select.times))
+    assert select.times.tolist() == expected.tolist()
+    assert len(torch.cat(kept[::12]).unique()) > 4  # another choice when the same candidates come again
+    first, again = gp.Selector(gp.loss, **settings), gp.Selector(gp.loss, **settings)
+    for batch in batches[:17]:
+        first(model, batch)
+    again.load_state_dict(first.state_dict())
+    assert [again(model, batch).ids.tolist() for batch in batches[17:]] == [ids.tolist() for ids in kept[17:]]
+    with pytest.raises(ConfigError, match="how often examples were kept"):
+        again.load_state_dict({"step": 3, "seed": 0})
 
 
 def test_temperature_spans_from_top_k_to_uniform():

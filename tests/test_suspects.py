@@ -10,8 +10,8 @@ import torch
 
 import goldiprox as gp
 from conftest import make_mlp
-from goldiprox.errors import DataError
-from goldiprox.irreducible import Rivals, describe, rivals
+from goldiprox.errors import ConfigError, DataError
+from goldiprox.irreducible import Rivals, contradicted, describe, rivals
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Stages
 from goldiprox.suspects import average_precision, find_suspects, judge, suspected, trusted_ids
@@ -42,7 +42,7 @@ def test_order_prediction_and_probability(blobs):
     assert np.isnan(plain.probability).all()
 
 
-def test_labels_are_suspected_where_another_class_is_as_likely_as_it_usually_is_for_its_own():
+def test_labels_are_contradicted_where_another_class_is_as_likely_as_it_usually_is_for_its_own():
     # Class 0 is easy to tell (0.9 where it is the label, once 0.1), class 1 is not (0.6).
     probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.4, 0.6], [0.4, 0.6], [0.45, 0.55], [0.7, 0.3]])
     y = torch.tensor([0, 0, 0, 1, 1, 0, 1])
@@ -50,13 +50,25 @@ def test_labels_are_suspected_where_another_class_is_as_likely_as_it_usually_is_
     losses, against = -probabilities.log()[torch.arange(7), y], rivals(probabilities.log(), y)
     table = gp.IrreducibleLosses(losses, rivals=against)
     # Usual are 0.5875 for class 0 and 0.5 for class 1, so 2, 5 and 6 are contradicted.
-    assert suspected(table, data).tolist() == [False, False, True, False, False, True, True]
-    assert trusted_ids(table, data).tolist() == [0, 1, 3, 4]
-    assert trusted_ids(table, data, np.array([1, 2, 3])).tolist() == [1, 3]
+    assert contradicted(table, data.labels).tolist() == [False, False, True, False, False, True, True]
+
+
+def test_labels_are_suspected_at_odds():
+    probabilities = torch.tensor([[0.9, 0.1], [0.08, 0.92], [0.1, 0.9], [0.04, 0.96], [0.7, 0.3], [0.96, 0.04]])
+    y = torch.tensor([0, 0, 0, 1, 1, 1])
+    data = gp.TensorData(torch.zeros(6, 2), y, num_classes=2)
+    losses, against = -probabilities.log()[torch.arange(6), y], rivals(probabilities.log(), y)
+    table = gp.IrreducibleLosses(losses, rivals=against)
+    assert suspected(table, data).tolist() == [False, True, False, False, False, True]  # 11.5, 9 and 24 to 1
+    assert trusted_ids(table, data).tolist() == [0, 2, 3, 4]
+    assert trusted_ids(table, data, odds=2).tolist() == [0, 3]
+    assert trusted_ids(table, data, np.array([1, 2, 3])).tolist() == [2, 3]
     losses[4] = torch.nan  # not on the training side
-    assert trusted_ids(gp.IrreducibleLosses(losses, rivals=against), data).tolist() == [0, 1, 3]
+    assert trusted_ids(gp.IrreducibleLosses(losses, rivals=against), data).tolist() == [0, 2, 3]
     with pytest.raises(DataError, match="make it again"):
         suspected(gp.IrreducibleLosses(losses), data)
+    with pytest.raises(ConfigError, match="1 or more"):
+        suspected(table, data, odds=0.5)
 
 
 def test_a_class_that_no_label_names_contradicts_nothing():
@@ -66,7 +78,7 @@ def test_a_class_that_no_label_names_contradicts_nothing():
     losses = -probabilities.log()[torch.arange(3), y]
     table = gp.IrreducibleLosses(losses, rivals=rivals(probabilities.log(), y))
     assert find_suspects(table, data).predicted.tolist() == [2, 1, 0]  # the likeliest wrong label first
-    assert not suspected(table, data).any()
+    assert not contradicted(table, data.labels).any()
 
 
 def test_the_file_keeps_what_is_held_against_labels(tmp_path, blobs):
@@ -125,7 +137,7 @@ def test_average_precision_agrees_with_sklearn():
 
 def found_in(config: DataConfig, **settings):
     """The order of suspects of a run, whether each is wrong by id, and the stages and models behind it."""
-    stages = Stages(RunConfig(data=config, seed=config.data_seed, device="cpu", **settings))
+    stages = Stages(RunConfig.paper(data=config, seed=config.data_seed, device="cpu", **settings))
     table, models, _ = stages.irreducible()
     wrong = stages.prepared.truth.mislabelled
     assert 0.08 < wrong[table.ids].mean() < 0.1
@@ -159,7 +171,7 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     assert code == 0, err
     assert "The 5 most suspect of 2,000 labels" in out
     assert "average precision of the whole order 0.9" in out
-    assert "Contradicted with confidence: 3" in out  # of 2,000, of which 360 are wrong
+    assert "Contradicted at 10 to 1: 3" in out  # of 2,000, of which 360 are wrong
     code, out, err = goldiprox("inspect", "i.arrow", "--suspects", "300", *flags, "--csv", "-")
     assert code == 0, err
     listed = list(csv.DictReader(io.StringIO(out)))

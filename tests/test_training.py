@@ -173,6 +173,7 @@ def test_choosing_by_id_gives_what_loading_all_candidates_gives(acquisition, num
             return gp.fingerprint(blobs)
 
     options = SETTINGS | {"irreducible": irreducible, "columns": ("score",), "num_workers": num_workers}
+    options |= {"rule": gp.top_k()}
     short, long = (
         gp.record(make_mlp(), Watched(), acquisition=a, out=tmp_path / f"{number}.arrow", **options)
         for number, a in enumerate((acquisition, lambda c: acquisition(c)))

@@ -48,6 +48,7 @@ from goldiprox.ranks import name_lost_ranks as name_lost_ranks
 from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many
+from goldiprox.rules import discounted_top_k as discounted_top_k
 from goldiprox.rules import gumbel_top_k as gumbel_top_k
 from goldiprox.rules import mix as mix
 from goldiprox.rules import ranked as ranked

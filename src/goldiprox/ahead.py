@@ -41,6 +41,7 @@ def choose_ahead(
             values = {name: v.to(batch.ids.device) for name, v in pending.values.items()}
             rows = (batch.ids[None, :] == values.pop("id")[:, None]).int().argmax(1)
             made = batch.take(rows), values
+            select.count(made[0].ids)
         else:
             kept = select(model, batch)
             made = kept, {**select.chosen, "scores": select.scores}
@@ -110,6 +111,7 @@ class SelectingAhead(Selecting):
         saved = self._pending.values or {}
         for name in saved.keys() & made.keys():
             made[name].copy_(saved[name])
+        self.select.count(made["id"])
         self._pending.values, self._has_begun = made, True
 
     def _made(self, ids: Tensor, step: Tensor) -> dict[str, Tensor]:
@@ -121,5 +123,7 @@ class SelectingAhead(Selecting):
 
     def _choose(self, ids: Tensor, step: Tensor) -> None:
         assert self._pending.values is not None
-        for name, value in self._made(ids, step).items():
+        made = self._made(ids, step)
+        self.select.count(made["id"])
+        for name, value in made.items():
             self._pending.values[name].copy_(value)

@@ -7,15 +7,35 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.data import Batch, TensorData
-from goldiprox.errors import CorruptFile
+from goldiprox.acquisition import Acquisition, uniform
+from goldiprox.data import Batch, TensorData, require_fingerprint, unwrap
+from goldiprox.errors import ConfigError, CorruptFile
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.picks import Picks
 from goldiprox.selection import CandidateSampler, Scored, Selector
 from goldiprox.sequence import Digest, SequenceWriter
+from goldiprox.split import check_ids
 
 Choices: TypeAlias = Iterable[tuple[Batch, Mapping[str, Tensor]]]
 """For each step, what is kept, with its scores and losses as far as they were computed."""
+
+
+def training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
+    """What is selected from: these ids, else those whose irreducible loss is known, else all; checked."""
+    table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
+    if table is not None and len(table) != len(unwrap(data)):
+        raise ConfigError(
+            f"the irreducible losses are for {len(table):,} examples, the data set has {len(unwrap(data)):,}; "
+            f"use the data they were made from, or make them again"
+        )
+    if table is not None and table.data is not None and acquisition is not uniform:
+        require_fingerprint(data, table.data, "the irreducible table")
+    if ids is None:
+        return range(len(unwrap(data))) if table is None or table.is_complete else table.ids
+    ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
+    if table is not None and acquisition is not uniform:
+        table.require(ids)
+    return ids
 
 
 def choose(
@@ -77,6 +97,7 @@ class Selecting:
         rows, scored = self.select.choose(self.model, candidates, step)
         self.num_scored = scored.num_scored
         kept = candidates.take(rows)
+        self.select.count(kept.ids)
         self._tell(kept.ids, step)
         return kept, {"scores": scored.scores, **{name: scored.known[name][rows] for name in self.columns}}
 

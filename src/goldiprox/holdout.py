@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from goldiprox.assessment import assess, assess_together, sharpened, sharpness
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
@@ -19,15 +19,14 @@ from goldiprox.forward import (
     Forward,
     PerExampleLoss,
     call,
-    check_losses,
     check_model,
     cross_entropy,
     device_of,
     in_precision,
 )
-from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill, rivals
+from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill
 from goldiprox.ledger import Cost, Rate
-from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, outputs, rate_of
+from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
@@ -35,6 +34,7 @@ from goldiprox.selection import CandidateSampler
 from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
 
 Checkpoint = Literal["inner", "last", "training_side"]
+Mixup = Literal["off", "on", "auto"]
 JUDGES = 1_000
 """The number of the first model that only judges what others are to learn from."""
 
@@ -48,10 +48,16 @@ class HoldoutConfig:
             converged model. ``training_side``: the epoch with the lowest loss on the training side (with noise
             there, that stops far too early; kept because published code does so).
         inner: The share of the holdout that only chooses the checkpoint.
-        max_epochs: An upper bound; training ends earlier, after `patience` epochs without a new best.
+        max_epochs: An upper bound; at a constant learning rate training ends earlier, after `patience` epochs without
+            a new best.
         patience: Epochs to wait for a better checkpoint.
+        min_steps: With few examples as many more epochs as this takes.
         batch_size: Examples per step.
         training: The optimiser.
+        mixup: ``on``: learn from blends of two examples (`goldiprox.optim.TrainingConfig.losses`), which leaves less
+            room to learn wrong labels by heart; inputs must be numbers that can be blended, not tokens. ``auto``: try
+            both, and keep what has the lower loss on the inner part. In both cases logits are made as sharp as the
+            inner part wants them (`goldiprox.assessment.sharpness`), where the loss is cross-entropy.
         cleaned: Models of the other side first judge what is to be learnt from, and labels that they contradict with
             confidence are left out of it (`goldiprox.irreducible.contradicted`). Twice the price; for holdouts with
             wrong labels.
@@ -61,13 +67,17 @@ class HoldoutConfig:
     inner: float = 0.1
     max_epochs: int = 100
     patience: int = 5
+    min_steps: int = 0
     batch_size: int = 128
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    mixup: Mixup = "off"
     cleaned: bool = False
 
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
             raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
+        if self.mixup not in get_args(Mixup):
+            raise UnknownName("mixup", self.mixup, get_args(Mixup))
         if min(self.max_epochs, self.patience, self.batch_size) < 1:
             raise ConfigError(
                 f"max_epochs={self.max_epochs}, patience={self.patience}, batch_size={self.batch_size}: "
@@ -76,16 +86,42 @@ class HoldoutConfig:
         if not 0 < self.inner < 1:
             raise ConfigError(f"an inner share of {self.inner} of the holdout is not between 0 and 1")
 
+    @classmethod
+    def robust(cls, training: TrainingConfig = TrainingConfig(), **changes: Any) -> "HoldoutConfig":
+        """What withstands wrong labels, also in the holdout: ten epochs at a decaying rate, from blends where these do
+        better, on labels that a model of the other side does not contradict. Three models are trained for it.
+
+        Args:
+            training: The optimiser; its schedule becomes ``cosine``.
+            changes: What else is to differ.
+        """
+        settings = {"max_epochs": 10, "min_steps": 300, "mixup": "auto", "cleaned": True} | changes
+        return cls(training=replace(training, schedule="cosine"), **settings)
+
 
 @dataclass
 class HoldoutReport:
-    """How the training of a holdout model went: the epoch taken, its figures, the bill, FLOPs per example."""
+    """How the training of a holdout model went.
+
+    Attributes:
+        epoch: The one whose weights were taken.
+        epochs: How many there were.
+        figures: Of the inner part, after that epoch.
+        cost: The bill.
+        rate: FLOPs per example.
+        inner: The examples that chose the epoch.
+        mixup: Whether it learnt from blends, ``on`` or ``off``.
+        sharpness: What its logits were multiplied with for the table.
+    """
 
     epoch: int
     epochs: int
     figures: dict[str, float]
     cost: Cost
     rate: Rate | None
+    inner: np.ndarray = field(repr=False)
+    mixup: Mixup = "off"
+    sharpness: float = 1.0
 
 
 def train_holdout_model(
@@ -137,6 +173,11 @@ def train_holdout_model(
     with seeded(derive("example", seed), device):
         example = next(iterate(data, [learn[:2]], device=device))
     check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
+    if config.mixup == "auto":
+        raise ConfigError("one model learns from blends or it does not: give mixup='on' or 'off'")
+    if config.mixup == "on" and not _can_blend(example):
+        kind = getattr(example.x, "dtype", type(example.x).__name__)
+        raise ConfigError(f"inputs of type {kind} cannot be blended; train the holdout model with mixup='off'")
     lowered = in_precision(forward, config.training.precision)
     best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers))
     saved = None
@@ -147,13 +188,12 @@ def train_holdout_model(
             best.load_state_dict(saved.state["extra"])
     start = saved.step if saved else 0
     per_epoch = len(learn) // batch_size
-    order = CandidateSampler(
-        learn, batch_size, seed=derive("holdout epochs", seed), steps=config.max_epochs * per_epoch
-    )
+    epochs = max(config.max_epochs, -(-config.min_steps // per_epoch))
+    order = CandidateSampler(learn, batch_size, seed=derive("holdout epochs", seed), steps=epochs * per_epoch)
 
     def batches() -> Iterator[Batch]:
         # An epoch at a time: loading processes read ahead, and must not decide on convergence too early.
-        for epoch in range(start // per_epoch, config.max_epochs):
+        for epoch in range(start // per_epoch, epochs):
             if epoch * per_epoch >= start and best.converged:
                 return
             first = max(start, epoch * per_epoch)
@@ -170,11 +210,12 @@ def train_holdout_model(
     task = Task(
         il_model,
         batches() if resident is None else Given(resident, rows, batches()),
-        steps=config.max_epochs * per_epoch,
+        steps=epochs * per_epoch,
         config=config.training,
         loss=training_loss or loss,
         forward=forward,
         seed=derive("holdout model", seed),
+        mixed=config.mixup == "on",
         evaluate=best,
         eval_every=per_epoch,
         rate=rate,
@@ -189,7 +230,11 @@ def train_holdout_model(
     history.cost.add(rate, scored=len(judge) * best.epoch)
     history.cost.seconds += history.cost.evaluation_seconds
     history.cost.evaluation_seconds = 0.0
-    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate)
+    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate, judge, config.mixup)
+
+
+def _can_blend(example: Batch) -> bool:
+    return isinstance(example.x, Tensor) and example.x.is_floating_point()
 
 
 class _BestCheckpoint:
@@ -221,7 +266,8 @@ class _BestCheckpoint:
 
     @property
     def converged(self) -> bool:
-        return self.best is not None and self.epoch - self.best[1] >= self.config.patience
+        constant = self.config.training.schedule == "constant"  # one that decays is best at its end
+        return constant and self.best is not None and self.epoch - self.best[1] >= self.config.patience
 
     def restore(self, model: nn.Module) -> tuple[int, dict[str, float]]:
         assert self.best is not None, "fit evaluates at its end"
@@ -230,84 +276,6 @@ class _BestCheckpoint:
         _, epoch, figures, state = self.best
         model.load_state_dict(state)
         return epoch, figures
-
-
-def score(il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Float[Tensor, " n"]:
-    """The losses of these ids under a model in evaluation mode; arguments as for `assess`."""
-    return assess(il_model, data, ids, **settings)[:, 0]
-
-
-def assess(
-    il_model: nn.Module,
-    data: Any,
-    ids: np.ndarray,
-    *,
-    loss: PerExampleLoss = cross_entropy,
-    forward: Forward = call,
-    batch_size: int | None = None,
-    num_workers: int | None = None,
-) -> Float[Tensor, "n 3"]:
-    """For each of these ids its loss under a model in evaluation mode, and beside it the `rivals` of its label.
-
-    These are NaN where the output is not class logits.
-
-    Args:
-        il_model: The model.
-        data: The base data set.
-        ids: The examples to score.
-        loss: One loss per example.
-        forward: How the model is called.
-        batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
-        num_workers: Loading processes, for data that is not resident.
-    """
-    size = batch_size or passes_of(device_of(il_model))
-    parts, done = [], 0
-    while done < len(ids):
-        try:
-            for batch, output in outputs(
-                il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
-            ):
-                parts.append(_losses_and_rivals(loss, output, batch))
-                done += batch.num_examples
-        except torch.cuda.OutOfMemoryError:
-            if batch_size is not None or size == 1:
-                raise
-            size //= 2
-    return torch.cat(parts).cpu() if parts else torch.empty(0, 3)
-
-
-def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
-    losses = loss(output, batch.y)
-    check_losses(losses, batch.num_examples)
-    losses = losses.float()
-    if loss is not cross_entropy or output.shape[1] < 2:
-        return torch.stack([losses, *[torch.full_like(losses, torch.nan)] * 2], 1)
-    return torch.stack([losses, *rivals(output.float(), batch.y)], 1)
-
-
-def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
-    """What `assess` gives, each rank having scored a share: whole passes, so that every pass is one that it makes.
-
-    Args:
-        ranks: Every one of them calls this, with the same model.
-        il_model: The model.
-        data: The base data set.
-        ids: The examples to score, over all ranks.
-        settings: As for `assess`, without `batch_size`.
-    """
-    size = passes_of(device_of(il_model))
-    num_passes = -(-len(ids) // size)
-    ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
-    parts = np.split(ids, ends[:-1])
-    rows = max(len(part) for part in parts)
-    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings)
-    everyone = ranks.gather(nn.functional.pad(mine, (0, 0, 0, rows - len(mine))).to(ranks.device)).cpu()
-    return torch.cat([found[: len(part)] for found, part in zip(everyone, parts, strict=True)])
-
-
-def passes_of(device: torch.device | str) -> int:
-    """Examples per pass while scoring; on the CPU what a loss is rounded to depends on it."""
-    return 8192 if torch.device(device).type == "cuda" else 2048
 
 
 def irreducible_losses(
@@ -368,11 +336,11 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
-    doubted, total = np.empty(0, np.int64), Cost()
+    doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     if config.cleaned:
         if labels is None:
             raise ConfigError("only labels can be judged, and this data has none; use cleaned=False")
-        opinions, _, _, total = irreducible_losses(
+        opinions, _, judges, total = irreducible_losses(
             lambda number: make_model(JUDGES + number),
             data,
             split if num_folds else Split(split.holdout, split.train),
@@ -390,37 +358,53 @@ def irreducible_losses(
             scoring=scoring,
         )
         doubted = opinions.ids[contradicted(opinions, labels)]
+        ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
     values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports = [], []
+    lowered = in_precision(forward, config.training.precision)
+    if ways == ["auto"]:
+        first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
+        ways = ["off", "on"] if _can_blend(first) else ["off"]
     for number, (whole, target) in enumerate(parts):
         learn = np.setdiff1d(whole, doubted)
-        model = make_model(number)
-        if ranks:
-            ranks.same_weights(model)
-        report = train_holdout_model(
-            model,
-            data,
-            learn,
-            config=config,
-            training_side=target,
-            loss=loss,
-            training_loss=training_loss,
-            forward=forward,
-            seed=derive("fold", seed, number),
-            num_workers=num_workers,
-            engine=engine,
-            on_step=on_step,
-            checkpoints=checkpoints and checkpoints.part(f"model-{number}"),
-        )
-        total.merge(report.cost)
+        tried = []
+        for way in ways:
+            model = make_model(number)
+            if ranks:
+                ranks.same_weights(model)
+            report = train_holdout_model(
+                model,
+                data,
+                learn,
+                config=replace(config, mixup=way),
+                training_side=target,
+                loss=loss,
+                training_loss=training_loss,
+                forward=forward,
+                seed=derive("fold", seed, number),
+                num_workers=num_workers,
+                engine=engine,
+                on_step=on_step,
+                checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
+            )
+            total.merge(report.cost)
+            value = report.figures["loss"]
+            if config.mixup != "off" and loss is cross_entropy:
+                with total.timed():
+                    report.sharpness, value = sharpness(
+                        model, data, report.inner, forward=lowered, num_workers=num_workers
+                    )
+                total.add(report.rate, scored=len(report.inner))
+            tried.append((value, model, report))
+        _, model, report = min(tried, key=lambda t: t[0])
+        ways = [report.mixup]  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         scored = scores and scores.start({"split": digest_ids(target)}, torch.device("cpu"))
         if scored:
             found = scored.state["found"]
         else:
-            lowered = in_precision(forward, config.training.precision)
             with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-                settings: dict[str, Any] = {"loss": loss, "forward": lowered}
+                settings: dict[str, Any] = {"loss": loss, "forward": sharpened(lowered, report.sharpness)}
                 if scoring:
                     found = scoring(model, data, target, **settings, folder=scores and scores.folder)
                 elif ranks:
@@ -436,6 +420,7 @@ def irreducible_losses(
         reports.append(report)
     described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
     described |= {"left_out": len(doubted)} if config.cleaned else {}
+    described |= {"mixup": ways[0], "sharpness": [r.sharpness for r in reports]} if config.mixup != "off" else {}
     losses, rival, margin = values.unbind(1)
     against = None if margin.isnan().all() else Rivals(rival, margin)
     table = IrreducibleLosses(

@@ -66,6 +66,18 @@ def contradicted(table: "IrreducibleLosses", labels: np.ndarray) -> np.ndarray:
         labels: Of the base data set.
     """
     ids = table.ids
+    rival, margin = held_against(table)
+    confidence = np.exp(-table.values.numpy()[ids].astype(np.float64))
+    classes, own = np.unique(labels[ids], return_inverse=True)
+    usual = np.bincount(own, weights=confidence) / np.maximum(np.bincount(own), 1)
+    place = np.searchsorted(classes, rival).clip(max=len(classes) - 1)
+    known = classes[place] == rival  # of a class that no label names nothing is known
+    return (margin > 0) & known & (np.exp(margin) * confidence >= usual[place])
+
+
+def held_against(table: "IrreducibleLosses") -> tuple[np.ndarray, np.ndarray]:
+    """For each label of `table.ids` its rival, and the log-odds in favour of it; raises where these are not known."""
+    ids = table.ids
     unknown = np.full(len(ids), np.nan)
     rival, margin = (v.numpy()[ids].astype(np.float64) for v in table.rivals) if table.rivals else (unknown, unknown)
     if not (np.isfinite(margin) & (rival >= 0)).all():
@@ -73,12 +85,7 @@ def contradicted(table: "IrreducibleLosses", labels: np.ndarray) -> np.ndarray:
             "the table of irreducible losses does not say what the holdout model predicts, so labels cannot be "
             "suspected; make it again with `goldiprox irreducible` (irreducible_losses)"
         )
-    confidence = np.exp(-table.values.numpy()[ids].astype(np.float64))
-    classes, own = np.unique(labels[ids], return_inverse=True)
-    usual = np.bincount(own, weights=confidence) / np.maximum(np.bincount(own), 1)
-    place = np.searchsorted(classes, rival).clip(max=len(classes) - 1)
-    known = classes[place] == rival  # of a class that no label names nothing is known
-    return (margin > 0) & known & (np.exp(margin) * confidence >= usual[place])
+    return rival, margin
 
 
 class IrreducibleLosses:

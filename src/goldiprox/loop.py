@@ -60,6 +60,7 @@ class Task:
         loss: One loss per example; the step minimises their mean.
         forward: How the model is called.
         seed: Of everything random in the model.
+        mixed: Train on blends of two examples, see `goldiprox.optim.TrainingConfig.losses`.
         evaluate: Gives figures for the model as it is.
         eval_every: Steps between evaluations; the last step is always evaluated.
         rate: The model's FLOPs per example, for the bill.
@@ -80,6 +81,7 @@ class Task:
     loss: PerExampleLoss = cross_entropy
     forward: Forward = call
     seed: int = 0
+    mixed: bool = False
     evaluate: Evaluate | None = None
     eval_every: int | None = None
     rate: Rate | None = None
@@ -107,6 +109,7 @@ class _Run:
             loss=task.loss,
             forward=task.forward,
             seed=task.seed,
+            mixed=task.mixed,
         )
         if task.saved:
             self._restore(task.saved)

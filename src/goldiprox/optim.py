@@ -46,12 +46,25 @@ class TrainingConfig:
         if not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"a weight decay of {self.weight_decay} is not zero or more")
 
-    def losses(self, loss: PerExampleLoss, forward: Forward) -> Callable[[nn.Module, Any, Any], Tensor]:
-        """(model, inputs, targets) -> one loss per example, in this precision; compiled where that is asked for."""
+    def losses(
+        self, loss: PerExampleLoss, forward: Forward, *, mixed: bool = False
+    ) -> Callable[[nn.Module, Any, Any], Tensor]:
+        """(model, inputs, targets) -> one loss per example, in this precision; compiled where that is asked for.
+
+        Args:
+            loss: One loss per example.
+            forward: How the model is called.
+            mixed: The model sees each example blended with its neighbour in the batch and answers for both, in one
+                proportion per batch that is drawn evenly from 0 to 1 (mixup: Zhang, Cisse, Dauphin & Lopez-Paz 2018).
+        """
         forward = in_precision(forward, self.precision)
 
         def losses(model: nn.Module, x: Any, y: Any) -> Tensor:
-            return loss(forward(model, x), y)
+            if not mixed:
+                return loss(forward(model, x), y)
+            share = torch.rand((), device=x.device)
+            output = forward(model, share * x + (1 - share) * x.roll(1, 0))
+            return share * loss(output, y) + (1 - share) * loss(output, y.roll(1, 0))
 
         return torch.compile(_own_code(losses), dynamic=False) if self.compile else losses
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.analysis import spearman
+from goldiprox.assessment import score
 from goldiprox.forward import Forward, call
-from goldiprox.holdout import score
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, OnRecord
 

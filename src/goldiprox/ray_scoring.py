@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.artifacts import Header, Table, TableWriter, check_folder, id_type
+from goldiprox.assessment import assess, passes_of
 from goldiprox.data import TensorData, fingerprint
 from goldiprox.errors import (
     ConfigError,
@@ -34,7 +35,6 @@ from goldiprox.errors import (
     WrongKind,
 )
 from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy
-from goldiprox.holdout import assess, passes_of
 from goldiprox.split import digest_ids
 from goldiprox.storage import partial_path
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, uniform
+from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss
 from goldiprox.ahead import Pending, SelectingAhead, choose_ahead
 from goldiprox.artifacts import check_output
 from goldiprox.checkpoint import Checkpoints
-from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id, given
-from goldiprox.data import Batch, iterate, require_fingerprint, unwrap
+from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id, given, training_side
+from goldiprox.data import Batch, iterate, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
 from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of, in_precision
@@ -29,10 +29,10 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
 from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.rules import Rule, text_of
+from goldiprox.rules import RULE, Rule, make_rule, text_of
 from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
-from goldiprox.split import check_ids, digest_ids
+from goldiprox.split import digest_ids
 from goldiprox.storage import partial_path
 from goldiprox.together import Together, Update
 from goldiprox.tracking import Tracker, curves
@@ -104,7 +104,8 @@ def record(
         data: The base data set: `TensorData` or any map-style data set.
         irreducible: Irreducible losses, or a function that gives them for a `Batch`.
         acquisition: Scores candidates.
-        rule: Turns scores into a choice; `top_k` by default.
+        rule: Turns scores into a choice. By default `goldiprox.rules.RULE`, which transfers to other models; `top_k` is
+            the paper's.
         candidates: How many examples are scored per step.
         keep: How many of them are trained on.
         steps: How many steps.
@@ -265,13 +266,15 @@ class Job:
         if self.ahead and self.ranks:
             raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.writes = self.ranks is None or self.ranks.rank == 0
-        self.train_ids = _training_side(self.data, self.irreducible, self.acquisition, self.ids)
+        self.train_ids = training_side(self.data, self.irreducible, self.acquisition, self.ids)
         if self.keep > self.candidates:
             raise ConfigError(
                 f"cannot keep {self.keep} of {self.candidates} candidates; lower --keep or raise --candidates"
             )
         self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
+        if self.rule is None and self.acquisition not in IDS_ONLY:
+            self.rule = make_rule(RULE, passes=self.num_steps * self.keep / max(len(self.train_ids), 1))
         self.device = device_of(self.proxy)
         self.select = Selector(
             self.acquisition,
@@ -287,6 +290,7 @@ class Job:
             pieces=self.pieces,
             scope=self.scope,
             columns=self.columns,
+            num_examples=len(unwrap(self.data)),
         )
         described = self.out is not None or self.checkpoints is not None or self.ranks is not None
         self.header = self._header() if described else {}
@@ -406,11 +410,20 @@ class Job:
                 writer = SequenceWriter(self.out, force=self.force, resume_at=resume_at, **self.header)
                 self.recorder.writer = stack.enter_context(writer)
             if self.saved and (self.writes or self.out is None):
-                self.recorder.restore(self._recorded_before(), self.saved.state["extra"])
+                self.recorder.restore(self._counted(self._recorded_before()), self.saved.state["extra"])
+            if self.saved and self.ranks:
+                self.select.share_counts(self.device)
             try:
                 yield
             finally:
                 self.recorder.flush()
+
+    def _counted(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The same blocks, taken down for rules that count."""
+        for ids in blocks:
+            if not self.by_id:  # what is chosen beforehand is chosen again from the start
+                self.select.count(torch.as_tensor(ids, device=self.device))
+            yield ids
 
     @property
     def _is_written(self) -> bool:
@@ -430,20 +443,3 @@ class Job:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)
         digest = self.together.digest(recorder.digest) if self.together else recorder.digest
         return Recording(path, digest, self.num_steps, history, recorder.in_memory)
-
-
-def _training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
-    table = irreducible if isinstance(irreducible, IrreducibleLosses) else None
-    if table is not None and len(table) != len(unwrap(data)):
-        raise ConfigError(
-            f"the irreducible losses are for {len(table):,} examples, the data set has {len(unwrap(data)):,}; "
-            f"use the data they were made from, or make them again"
-        )
-    if table is not None and table.data is not None and acquisition is not uniform:
-        require_fingerprint(data, table.data, "the irreducible table")
-    if ids is None:
-        return range(len(unwrap(data))) if table is None or table.is_complete else table.ids
-    ids = check_ids(ids, what="the training side", length=len(unwrap(data)))
-    if table is not None and acquisition is not uniform:
-        table.require(ids)
-    return ids

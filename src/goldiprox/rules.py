@@ -15,8 +15,9 @@ from goldiprox.watch import has_triton
 Rule: TypeAlias = Callable[..., Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step.
 
-A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts. Its
-attribute `text` says what it is, settings included, in files and in what must be the same for a run to be continued.
+A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts; one
+whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. Its attribute `text`
+says what it is, settings included, in files and in what must be the same for a run to be continued.
 """
 
 
@@ -90,6 +91,29 @@ def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
     return rule
 
 
+def discounted_top_k(price: float = 1.0) -> Rule:
+    """Keeps the highest scores after a discount for every time that an example was kept before.
+
+    The keep highest of ``score / std - price * times``. What is kept becomes less urgent, so in the long run all that
+    is worth learning gets its turns, and what stays far ahead gets a few more. Nothing is random.
+
+    Args:
+        price: In units of the scores' standard deviation. 0 is `top_k`; large takes turns, whatever the scores.
+    """
+    if not 0 <= price < math.inf:
+        raise ConfigError(f"a price of {price} is not zero or more; 0 is top_k, large takes turns")
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, times: Tensor) -> Tensor:  # noqa: ARG001
+        wide = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+        std = wide.std(correction=0)
+        scaled = torch.where(std > 0, wide / std, torch.zeros_like(wide))
+        return highest((scaled - price * times).float(), ids, keep)
+
+    rule.draws_nothing = rule.needs_times = True  # type: ignore[attr-defined]
+    rule.text = f"discounted_top_k:{price:g}"  # type: ignore[attr-defined]
+    return rule
+
+
 def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
     """Fills a share of the batch uniformly from what another rule left, the rest by that rule.
 
@@ -101,16 +125,15 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         raise ConfigError(f"a share of {fraction} is not between 0 and 1")
     inner = rule or top_k()
 
-    def mixed(scores: Tensor, ids: Tensor, keep: int, key: Key, **step: int | Tensor) -> Tensor:
+    def mixed(scores: Tensor, ids: Tensor, keep: int, key: Key, **more: int | Tensor) -> Tensor:
         num_uniform = round(fraction * keep)
-        chosen = inner(scores, ids, keep - num_uniform, key, **step)
+        chosen = inner(scores, ids, keep - num_uniform, key, **more)
         draws = uniforms(ids, subkey(key, 1))
         draws = draws.index_fill(0, chosen, -1.0)
         return torch.cat([chosen, highest(draws, ids, num_uniform)])
 
-    mixed.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
     mixed.text = f"mix:{fraction:g}+{text_of(inner)}"  # type: ignore[attr-defined]
-    return mixed
+    return _as_needy(mixed, inner)
 
 
 def ranked(rule: Rule | None = None) -> Rule:
@@ -122,13 +145,19 @@ def ranked(rule: Rule | None = None) -> Rule:
     """
     inner = rule or gumbel_top_k()
 
-    def of_ranks(scores: Tensor, ids: Tensor, keep: int, key: Key, **step: int | Tensor) -> Tensor:
+    def of_ranks(scores: Tensor, ids: Tensor, keep: int, key: Key, **more: int | Tensor) -> Tensor:
         places = highest(scores, ids, len(ids)).argsort()  # 0 for the highest score
-        return inner(1 - places / max(1, len(ids) - 1), ids, keep, key, **step)
+        return inner(1 - places / max(1, len(ids) - 1), ids, keep, key, **more)
 
-    of_ranks.needs_step = getattr(inner, "needs_step", False)  # type: ignore[attr-defined]
     of_ranks.text = f"ranked+{text_of(inner)}"  # type: ignore[attr-defined]
-    return of_ranks
+    return _as_needy(of_ranks, inner)
+
+
+def _as_needy(rule: Rule, inner: Rule) -> Rule:
+    """The same rule, which is given what the one inside it needs."""
+    for need in ("needs_step", "needs_times"):
+        setattr(rule, need, getattr(inner, need, False))
+    return rule
 
 
 def _gumbel(ids: Tensor, key: Key) -> Tensor:
@@ -150,7 +179,11 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
     return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
 
 
-NAMES = ("top_k", "gumbel_top_k", "mix", "ranked")
+PRICE = 0.15
+"""Of `discounted_top_k`, for every pass that training makes over as many examples as are selected from."""
+RULE = f"discounted_top_k:{PRICE}/pass"
+"""What transfers to another model, by the experiments in docs/lab-notes.md."""
+NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked")
 
 
 def make_rule(
@@ -158,9 +191,9 @@ def make_rule(
 ) -> Rule:
     """The rule that a text on the command line describes.
 
-    ``top_k``, ``gumbel_top_k:0.5``, ``gumbel_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5..4``
-    (the temperature changes over the run; ``inf`` is uniform), ``mix:0.25``; and one over another:
-    ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
+    ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5``,
+    ``gumbel_top_k:0.2/pass``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
+    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
 
     Args:
         text: Names with their settings.
@@ -185,6 +218,8 @@ def make_rule(
         return ranked(inner)
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
+    if name == "discounted_top_k":
+        return discounted_top_k(_number(setting, text, passes)) if setting else discounted_top_k()
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
     return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)
@@ -197,6 +232,6 @@ def _number(text: str, rule: str, passes: float | None = None) -> float:
         return float(number) * (1.0 if passes is None or number == text else passes)
     except ValueError:
         raise ConfigError(
-            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, gumbel_top_k:0.2/pass or "
+            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, discounted_top_k:0.2/pass or "
             f"gumbel_top_k:0.5..4"
         ) from None

@@ -23,7 +23,7 @@ from goldiprox.forward import (
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import derive, hash_ids, permuted, preserved, subkey
 from goldiprox.ranks import Ranks
-from goldiprox.rules import Rule, highest, top_k
+from goldiprox.rules import Rule, highest, text_of, top_k
 from goldiprox.watch import Watch
 
 Scope = Literal["global", "local"]
@@ -54,10 +54,14 @@ class Selector:
         scope: With a group, among whose candidates a rank chooses, see `Scope`. ``local`` exchanges nothing.
         fetch: With a group, gives the batch of these ids. By default ranks send one another what is kept.
         columns: With a group, which of ``loss`` and ``irreducible`` `chosen` holds beside scores.
+        num_examples: How many ids there are, for rules that count; by default as many as the table has, else found out.
 
     Attributes:
-        step: How many batches were selected from. Save and restore it to continue a run.
+        step: How many batches were selected from.
         num_scored: How many examples went through the model for that.
+        times: For rules that ask for it, how often each id was kept.
+
+    `state_dict` holds what a continued run needs.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Selector:
         scope: Scope = "global",
         fetch: Callable[[Tensor], Batch] | None = None,
         columns: tuple[str, ...] = (),
+        num_examples: int | None = None,
     ):
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least one example must be kept")
@@ -96,6 +101,8 @@ class Selector:
                 f"gp.IrreducibleLosses.open(path, data=...)"
             )
         self.step = self.num_scored = 0
+        self.times: Tensor | None = None
+        self._length = len(irreducible) if isinstance(irreducible, IrreducibleLosses) else num_examples
         self._chosen: tuple[Tensor, Mapping[str, Tensor]] | None = None
         self._watch: Watch | None = None
         self.ranks, self._fetch, self._columns = Ranks.of(group), fetch, columns
@@ -157,6 +164,7 @@ class Selector:
         rows = torch.arange(len(ids), device=ids.device) if self._local else self._keep(pooled["score"], ids, self.step)
         self._chosen = rows, pooled
         self.step += 1
+        self.count(ids[rows])
         return ids[rows]
 
     def choose_ids(self, model: nn.Module, ids: Int[Tensor, " n"]) -> Int[Tensor, " k"]:
@@ -170,6 +178,7 @@ class Selector:
         self._watch(Scored.of(candidates).check)
         self.step += 1
         self.num_scored += candidates.num_scored
+        self.count(batch.ids[rows])
         return rows
 
     def check(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -202,9 +211,35 @@ class Selector:
                 f"(drop_last=True avoids a short last one)"
             )
         key = 0 if getattr(self.rule, "draws_nothing", False) else subkey(derive("selection rule", self.seed), step)
-        if getattr(self.rule, "needs_step", False):
-            return self.rule(scores, ids, keep, key, step=step)
-        return self.rule(scores, ids, keep, key)
+        needed: dict[str, Any] = {"step": step} if getattr(self.rule, "needs_step", False) else {}
+        if self.counts:
+            needed["times"] = self._times(ids).index_select(0, ids)
+        return self.rule(scores, ids, keep, key, **needed)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the rule asks how often an example was kept."""
+        return getattr(self.rule, "needs_times", False)
+
+    def count(self, ids: Int[Tensor, " k"]) -> None:
+        """Takes down that these ids were kept; looks at no value where it is known how many ids there can be."""
+        if self.counts:
+            times = self._times(ids)
+            times.index_add_(0, ids.to(times.device), torch.ones_like(ids, dtype=times.dtype, device=times.device))
+
+    def share_counts(self, device: torch.device) -> None:
+        """Gives every rank what rank 0 has counted."""
+        if self.counts and self.ranks:
+            self.times = self.ranks.share(self._times(torch.zeros(1, dtype=torch.int64, device=device)))
+
+    def _times(self, ids: Tensor) -> Tensor:
+        if self.times is None or self.times.device != ids.device or self._length is None:
+            length = self._length or max(int(ids.max()) + 1, 0 if self.times is None else len(self.times))
+            times = torch.zeros(length, dtype=torch.int32, device=ids.device)
+            if self.times is not None:
+                times[: len(self.times)] = self.times.to(ids.device)
+            self.times = times
+        return self.times
 
     def score(
         self, model: nn.Module, batch: Batch, step: int | Tensor, *, mode: ScoringMode | None = None
@@ -242,11 +277,18 @@ class Selector:
         assert self._chosen is not None, "nothing was chosen yet"
         return self._chosen[1]["score"]
 
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "seed": self.seed}
+    def state_dict(self) -> dict[str, Any]:
+        """What a continued run needs; the rule's counts among it, where it keeps some."""
+        times = {} if self.times is None else {"times": self.times.cpu().clone()}
+        return {"step": self.step, "seed": self.seed, **times}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.seed = int(state["step"]), int(state["seed"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.counts and state["step"] and "times" not in state:
+            raise ConfigError(
+                f"the state of step {state['step']} does not say how often examples were kept, which "
+                f"{text_of(self.rule)} goes by; restore one that was saved with this rule, or start over"
+            )
+        self.step, self.seed, self.times = int(state["step"]), int(state["seed"]), state.get("times")
 
 
 class Scored(NamedTuple):

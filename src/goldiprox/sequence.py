@@ -254,12 +254,13 @@ class Sequence:
         comes when its last one is there.
 
         Args:
-            window: How many steps. By default as many as train on as many examples as were selected from; 1 changes
-                nothing.
+            window: How many steps; 1 changes nothing. By default as many as train on as many examples as were selected
+                from, or an eighth of all where that is less.
             seed: Of the new order.
         """
         if window is None:
-            window = max(1, pool_of(self.header) // self.keep)
+            steps = int(self.header.config.get("steps", 0)) or len(self)
+            window = max(1, min(pool_of(self.header) // self.keep, steps // 8))
         if window < 1:
             raise ConfigError(f"a window of {window} steps cannot be shuffled; give 1 to leave the order as it is")
         if window == 1:

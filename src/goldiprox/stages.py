@@ -28,10 +28,10 @@ from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
-from goldiprox.rules import Rule, make_rule
+from goldiprox.rules import RULE, Rule, make_rule, top_k
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
-from goldiprox.suspects import trusted_ids
+from goldiprox.suspects import ODDS, check_odds, trusted_ids
 from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
 
@@ -42,7 +42,7 @@ SMALL_FLOPS = 1e9  # for scoring the candidates of one step: tens of millisecond
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Settings of `run`. The defaults are the paper's.
+    """Settings of `run`. The defaults are those that transfer to another model; `paper` gives the paper's.
 
     Attributes:
         data: Which data, and what is done to it.
@@ -54,8 +54,9 @@ class RunConfig:
         rule: Turns scores into a choice.
         temperature: Of the rule ``gumbel_top_k``.
         mix_fraction: Of the rule ``mix``.
-        trusted: Select only from labels that the holdout model does not contradict, see
-            `goldiprox.suspects.suspected`.
+        trusted: Select only from labels that the holdout model does not contradict at these odds, see
+            `goldiprox.suspects.suspected`; 0 selects from everything. None: at its default, where there are irreducible
+            losses to judge by.
         window: Steps among which what was chosen is shuffled when it is trained on, see
             `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes the default there.
         ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
@@ -76,11 +77,11 @@ class RunConfig:
     il_model: str | None = None
     num_folds: int = 0
     acquisition: str = "reducible_loss"
-    rule: str = "top_k"
+    rule: str = RULE
     temperature: float = 1.0
     mix_fraction: float = 0.5
-    trusted: bool = False
-    window: int = 1
+    trusted: float | None = None
+    window: int = 0
     ahead: bool = False
     candidates: int = 320
     keep: int = 32
@@ -91,8 +92,13 @@ class RunConfig:
     num_workers: int | None = None
     num_threads: int | None = None
     engine: EngineName = "auto"
-    holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
+    holdout: HoldoutConfig = field(default_factory=HoldoutConfig.robust)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    @classmethod
+    def paper(cls, **changes: Any) -> "RunConfig":
+        """The paper's settings: the highest scores of all, in the proxy's order; one holdout model, early stopped."""
+        return cls(**{"rule": "top_k", "trusted": 0.0, "window": 1, "holdout": HoldoutConfig()} | changes)
 
     def settings(self) -> dict[str, Any]:
         """What must be the same for a run to be continued: everything but where the data lies."""
@@ -162,6 +168,8 @@ class Stages:
             raise ConfigError(
                 f"--window {config.window}: give a number of steps; 1 for the order recorded, 0 for one pass"
             )
+        if config.trusted:
+            check_odds(config.trusted)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"--dropout {config.dropout} is not in [0, 1)")
         if config.num_workers is not None and config.num_workers < 0:
@@ -314,21 +322,27 @@ class Stages:
 
     def pool(self, table: IrreducibleLosses | None) -> np.ndarray:
         """What is selected from: the training side, or what is trusted of it."""
-        train = self.prepared.split.train
-        if not self.config.trusted:
+        train, odds = self.prepared.split.train, self._odds(table)
+        if not odds:
             return train
         if table is None:
             raise ConfigError(
                 f"--trusted needs irreducible losses to judge labels by, which {self.config.acquisition} does without; "
                 f"leave it out, or give --irreducible FILE"
             )
-        trusted = trusted_ids(table, self.data, train)
+        trusted = trusted_ids(table, self.data, train, odds=odds)
         if self.config.candidates > len(trusted):
             raise ConfigError(
-                f"--trusted leaves {len(trusted):,} of {len(train):,} examples, too few for {self.config.candidates} "
-                f"candidates per step; lower --candidates, or leave it out"
+                f"--trusted {odds:g} leaves {len(trusted):,} of {len(train):,} examples, too few for "
+                f"{self.config.candidates} candidates per step; lower --candidates, or select from everything "
+                f"(--trusted 0)"
             )
         return trusted
+
+    def _odds(self, table: IrreducibleLosses | None) -> float:
+        if self.config.trusted is None:
+            return 0.0 if table is None else ODDS
+        return self.config.trusted
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -356,7 +370,7 @@ class Stages:
                 self.data,
                 irreducible=table,
                 acquisition=acquisition,
-                rule=self.rule if stage == "select" else None,
+                rule=self.rule if stage == "select" else top_k(),
                 ahead=config.ahead and stage == "select",
                 candidates=config.candidates,
                 keep=config.keep,
@@ -378,7 +392,7 @@ class Stages:
                     "rule": config.rule,
                     "temperature": config.temperature,
                     "mix_fraction": config.mix_fraction,
-                    "trusted": config.trusted,
+                    "trusted": self._odds(table) if stage == "select" else 0.0,
                     "training": asdict(config.training),
                     "data": config.data.recorded(),
                 },

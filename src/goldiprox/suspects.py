@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 
 from goldiprox.data import TensorData
 from goldiprox.data.corruption import Truth
-from goldiprox.errors import DataError
-from goldiprox.irreducible import IrreducibleLosses, contradicted
+from goldiprox.errors import ConfigError, DataError
+from goldiprox.irreducible import IrreducibleLosses, held_against
+
+ODDS = 10.0
+"""How much likelier than its label a model must hold another class for a label to be suspected."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +66,38 @@ def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
     return Suspects(*(a[order] for a in (ids, labels, score, losses, predicted, probability)))
 
 
-def suspected(table: IrreducibleLosses, data: TensorData) -> np.ndarray:
-    """Whether each label of `table.ids` is contradicted with confidence, see `goldiprox.irreducible.contradicted`.
+def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float = ODDS) -> np.ndarray:
+    """Whether each label of `table.ids` is suspected: the holdout model holds another class to be far likelier.
 
     Args:
-        table: Irreducible losses of a classifier, made for this data.
+        table: Irreducible losses of a classifier, made for this data; best by `HoldoutConfig.robust`, since a model
+            that learnt wrong labels is never surer than their share allows.
         data: The base data set.
+        odds: How many times likelier.
     """
     if data.num_classes is None:
         raise DataError(f"{data.name} has no class labels to suspect")
-    return contradicted(table, data.labels)
+    return held_against(table)[1] > math.log(check_odds(odds))
 
 
-def trusted_ids(table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None) -> np.ndarray:
+def check_odds(odds: float) -> float:
+    if not 1 <= odds < math.inf:
+        raise ConfigError(f"odds of {odds:g} to 1 suspect labels that the model itself predicts; give 1 or more")
+    return odds
+
+
+def trusted_ids(
+    table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None, *, odds: float = ODDS
+) -> np.ndarray:
     """What to select from where suspected labels are left out: ``record(..., ids=trusted_ids(table, data))``.
 
     Args:
         table: Irreducible losses of a classifier, made for this data.
         data: The base data set.
         ids: Of which; by default all that have an irreducible loss.
+        odds: As for `suspected`.
     """
-    left_out = table.ids[suspected(table, data)]
+    left_out = table.ids[suspected(table, data, odds=odds)]
     return np.setdiff1d(table.ids if ids is None else ids, left_out, assume_unique=True)
 
 

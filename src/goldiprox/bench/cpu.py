@@ -16,6 +16,7 @@ from goldiprox.data import TensorData
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.models import build
 from goldiprox.recording import record
+from goldiprox.rules import top_k
 from goldiprox.sequence import Sequence
 
 STEPS = 60
@@ -36,7 +37,7 @@ def selecting_step(repeats: int) -> Iterator[Measurement]:
     table = IrreducibleLosses(torch.zeros(len(data)))
 
     def ours() -> None:
-        record(build("mlp128", (1, 28, 28), 10), data, irreducible=table, steps=STEPS)
+        record(build("mlp128", (1, 28, 28), 10), data, irreducible=table, rule=top_k(), steps=STEPS)
 
     def plain() -> None:
         model = build("mlp128", (1, 28, 28), 10)

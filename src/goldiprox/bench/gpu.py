@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from goldiprox.assessment import score
 from goldiprox.bench.reference import CANDIDATES, KEEP, selecting_loop
 from goldiprox.bench.timing import Measurement, compare, finish, milliseconds
 from goldiprox.choices import Behind
 from goldiprox.data import TensorData
 from goldiprox.engine import Given, Graph, Trainer
 from goldiprox.forward import backends, call, cross_entropy, in_precision
-from goldiprox.holdout import score
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.models import build
 from goldiprox.optim import TrainingConfig

@@ -9,6 +9,7 @@ from goldiprox.bench import gpu
 from goldiprox.engine import EngineName
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.recording import record
+from goldiprox.rules import top_k
 
 STEPS = 64
 
@@ -50,7 +51,14 @@ def profile_steps(name: str, engine: EngineName) -> Profile:
     def run() -> float:
         made = gpu.made(name)
         history = record(
-            made, data, irreducible=table, steps=STEPS, config=config, engine=engine, num_workers=workers
+            made,
+            data,
+            irreducible=table,
+            rule=top_k(),
+            steps=STEPS,
+            config=config,
+            engine=engine,
+            num_workers=workers,
         ).history
         return history.cost.seconds * 1e3 / STEPS
 

@@ -17,6 +17,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.models import build
 from goldiprox.ranks import Ranks
 from goldiprox.recording import record
+from goldiprox.rules import top_k
 
 WORLDS, STEPS, CANDIDATES, KEEP, SHAPE = (1, 2, 4), 200, 640, 32, (1, 28, 28)
 
@@ -43,7 +44,17 @@ def work() -> None:
         sent = ranks.bytes_sent if step == 1 else sent
         times.append(time.perf_counter())
 
-    record(model, data, irreducible=table, candidates=CANDIDATES, keep=KEEP, steps=STEPS, group=ranks, on_step=on_step)
+    record(
+        model,
+        data,
+        irreducible=table,
+        rule=top_k(),
+        candidates=CANDIDATES,
+        keep=KEEP,
+        steps=STEPS,
+        group=ranks,
+        on_step=on_step,
+    )
     steps = [b - a for a, b in itertools.pairwise(times)]
     sent = (ranks.bytes_sent - sent) // (STEPS - 1)
     if ranks.rank == 0:

@@ -16,6 +16,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.models import build
 from goldiprox.optim import TrainingConfig
 from goldiprox.recording import record
+from goldiprox.rules import top_k
 
 SHAPE = (1, 16, 16)
 CANDIDATES = 320
@@ -37,7 +38,7 @@ def one_pass(length: int, device: torch.device) -> tuple[float, float]:
     before = _start_of_memory(device)
     start = time.perf_counter()
     config = TrainingConfig(precision="bf16" if device.type == "cuda" else "fp32")
-    kept = record(model, data, irreducible=table, candidates=CANDIDATES, keep=32, epochs=1, config=config)
+    kept = record(model, data, irreducible=table, rule=top_k(), candidates=CANDIDATES, keep=32, epochs=1, config=config)
     finish()
     seconds = time.perf_counter() - start
     if device.type == "cuda":

@@ -31,9 +31,8 @@ def compare(
         typer.Option(
             "--method",
             "--rule",
-            help="How to select; again for several side by side. A rule (top_k, gumbel_top_k:1, gumbel_top_k:0.5..inf, "
-            "mix:0.25+gumbel_top_k:1, ranked+gumbel_top_k:1), and after commas what else differs: "
-            "gumbel_top_k:1,checkpoint=last,il_models=3. Default: gumbel_top_k:1.",
+            help="How to select; again for several side by side. default, paper, or a rule (top_k, gumbel_top_k:1, "
+            "mix:0.25+gumbel_top_k:1, ...), and after commas what else differs: default,window=1,il_models=3.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="How long a method trains the large model.")] = 1200,
@@ -68,7 +67,7 @@ def compare(
     config = replace(config, data=replace(config.data, holdout_noise=_share(holdout_noise, config.data.noise)))
     plan = Plan(
         config,
-        methods=tuple(parse(text) for text in method or ["gumbel_top_k:1"]),
+        methods=tuple(parse(text) for text in method or ["default"]),
         steps=steps,
         budgets=_numbers(budgets),
         seeds=tuple(range(seeds)),

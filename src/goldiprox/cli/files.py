@@ -87,7 +87,7 @@ def verify(
     """Check files: structure, checksums, end mark, ids, repetitions within a step, parents; with --data, the data."""
     if not config.data.data and config.data != DataConfig(data=""):
         raise ConfigError("flags about data, but no data to compare with: add --data NAME")
-    if receipt is None and config.window != 1:
+    if receipt is None and config.window != RunConfig().window:
         raise ConfigError("--window says in which order a receipt was made: add --receipt FILE")
     stages = Stages(config) if config.data.data else None
     opened: dict[str, Sequence | IrreducibleLosses] = {}

@@ -14,10 +14,13 @@ import typer
 
 from goldiprox.cli.signals import graceful
 from goldiprox.data.sources import SOURCES
+from goldiprox.errors import UnknownName
 from goldiprox.holdout import HoldoutConfig
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
+from goldiprox.rules import RULE
 from goldiprox.stages import RunConfig
+from goldiprox.suspects import ODDS
 
 Flag = tuple[str, Any, Any, str]
 """(parameter, type, default, help)"""
@@ -38,7 +41,8 @@ HOLDOUT_MODEL: list[Flag] = [
     ("il_model", str | None, None, "The holdout model; by default of the proxy's kind."),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
-    ("cleaned", bool, False, "Learn from holdout labels only where a model of the training side does not contradict."),
+    ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),
+    ("cleaned", bool | None, None, "Learn from labels only where a model of the other side does not contradict."),
 ]
 PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or package.module:callable.")]
 MODEL: list[Flag] = [
@@ -47,10 +51,10 @@ MODEL: list[Flag] = [
 REPLAY: list[Flag] = [
     (
         "window",
-        int,
-        1,
-        "Shuffle what was chosen among so many steps; 1: as recorded, 0: those that train on as many examples as were "
-        "selected from.",
+        int | None,
+        None,
+        "Shuffle what was chosen among so many steps; 1: as recorded; 0 (the default): those of a pass, an eighth "
+        "of all at most.",
     )
 ]
 ORDER: list[Flag] = [*REPLAY, ("seed", int, 0, "Of the order that --window makes.")]
@@ -66,16 +70,17 @@ SELECTION: list[Flag] = [
     ("acquisition", str, "reducible_loss", "What scores candidates; or package.module:callable."),
     (
         "rule",
-        str,
-        "top_k",
-        "From scores to a choice: top_k, gumbel_top_k (:T, :T/pass, :T..T), mix (:share), ranked; mix:0.2+ranked.",
+        str | None,
+        None,
+        "From scores to a choice: discounted_top_k (:P, :P/pass), top_k, gumbel_top_k (:T, :T/pass, :T..T), mix "
+        f"(:share), ranked; mix:0.2+ranked. Default: {RULE}.",
     ),
     ("temperature", float, 1.0, "Of gumbel_top_k, in standard deviations of the scores."),
     ("mix_fraction", float, 0.5, "Of mix: the share chosen uniformly."),
     ("candidates", int, 320, "Examples scored per step."),
     ("keep", int, 32, "Examples trained on per step."),
     ("epochs", int, 20, "Passes over the candidates."),
-    ("trusted", bool, False, "Leave out labels that the holdout model contradicts with confidence."),
+    ("trusted", float | None, None, f"Leave out labels contradicted at these odds (default: {ODDS:g}; 0: none)."),
     ("ahead", bool, False, "Choose before the last update: scores are a step old, and on a GPU cost less time."),
 ]
 MACHINE: list[Flag] = [
@@ -88,12 +93,24 @@ MACHINE: list[Flag] = [
     ("threads", int | None, None, "CPU threads (default: 1 for small models, which is fastest on shared cores)."),
     ("deterministic", bool, False, "Only kernels that give the same result every time (GPUs have faster ones)."),
 ]
+PRESET: list[Flag] = [
+    (
+        "preset",
+        str,
+        "default",
+        "default, or paper: top_k from all labels, as recorded, one early-stopped holdout model.",
+    )
+]
+PRESETS: dict[str, tuple[Callable[..., RunConfig], Callable[..., HoldoutConfig]]] = {
+    "default": (RunConfig, HoldoutConfig.robust),
+    "paper": (RunConfig.paper, HoldoutConfig),
+}
 PANELS = {
     "Data": DATA,
     "Holdout model": HOLDOUT_MODEL,
     "Models": PROXY + MODEL + REPLAY,
     "Training": OPTIMISER + SCHEDULE,
-    "Selection": SELECTION,
+    "Selection": PRESET + SELECTION,
     "Machine": MACHINE,
 }
 
@@ -164,11 +181,16 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
 
     if values.get("noise", 0.0) is None:  # a demonstration's damage, never by default to data of one's own
         values["noise"] = 0.1 if values["data"] in SOURCES else 0.0
-    return RunConfig(
+    values = {name: value for name, value in values.items() if value is not None}
+    preset = values.get("preset", "default")
+    if preset not in PRESETS:
+        raise UnknownName("preset", preset, PRESETS)
+    configuration, holdout = PRESETS[preset]
+    return configuration(
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
-        holdout=HoldoutConfig(
+        holdout=holdout(
             training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")),
-            **take("checkpoint", "cleaned"),
+            **take("checkpoint", "mixup", "cleaned"),
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),

@@ -20,7 +20,17 @@ FEW_STEPS = 100
 
 
 @o.configured(
-    o.DATA, o.PROXY, o.MODEL, o.REPLAY, o.HOLDOUT_MODEL, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, noise=None
+    o.DATA,
+    o.PROXY,
+    o.MODEL,
+    o.REPLAY,
+    o.HOLDOUT_MODEL,
+    o.PRESET,
+    o.SELECTION,
+    o.OPTIMISER,
+    o.SCHEDULE,
+    o.MACHINE,
+    noise=None,
 )
 def run(
     config: RunConfig,

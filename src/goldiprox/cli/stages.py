@@ -28,7 +28,7 @@ from goldiprox.sequence import Sequence
 from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
 
 
-@o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.OPTIMISER, o.MACHINE)
+@o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.PRESET, o.OPTIMISER, o.MACHINE)
 def irreducible(
     config: RunConfig,
     out_file: o.OutFile = Path("irreducible.arrow"),
@@ -83,7 +83,7 @@ def irreducible(
     return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{flags}{fitting}")
 
 
-@o.configured(o.DATA, o.PROXY, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
+@o.configured(o.DATA, o.PROXY, o.PRESET, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
 def select(
     config: RunConfig,
     irreducible: Annotated[
@@ -160,7 +160,7 @@ def select(
     return next_command(f"train --sequence {quote(str(recording.path))} --model {model}{o.data_flags(config)}")
 
 
-@o.configured(o.DATA, o.MODEL, o.REPLAY, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
+@o.configured(o.DATA, o.MODEL, o.REPLAY, o.PRESET, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
 def train(
     config: RunConfig,
     sequence: Annotated[Path, typer.Option(help="The sequence to train on.")] = Path("sequence.arrow"),

@@ -10,7 +10,7 @@ from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import as_csv, find_suspects, judge, rows, suspected
+from goldiprox.suspects import ODDS, as_csv, find_suspects, judge, rows, suspected
 
 
 def show(
@@ -56,7 +56,9 @@ def show(
     if not csv:
         out.print(_table(records, len(found)))
     if doubted is not None:
-        out.print(f"Contradicted with confidence: {doubted:,} of {len(found):,} labels, which --trusted leaves out.")
+        out.print(
+            f"Contradicted at {ODDS:g} to 1: {doubted:,} of {len(found):,} labels, left out in selection (--trusted)."
+        )
     if judged and judged["average_precision"] is not None:
         out.print(
             f"Known to be wrong: {judged['wrong']:,} of {judged['of']:,} labels. Of these {judged['listed']:,}, "

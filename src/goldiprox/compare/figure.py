@@ -18,7 +18,8 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     for number, (schedule, found) in enumerate(schedules.items()):
         _frontier(axes[2 * number], schedule, found, result)
         _curves(axes[2 * number + 1], schedule, found, result)
-    plots.legend(figure, axes, 3)
+    longest = max(len(label) for axis in axes for label in axis.get_legend_handles_labels()[1])
+    plots.legend(figure, axes, 3 if longest < 32 else 2)
     figure.supxlabel(_caption(result), fontsize=6.5, color="dimgrey")
     files = []
     for suffix in ("png", "pdf"):

@@ -31,9 +31,10 @@ from goldiprox.rules import Rule, make_rule
 from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
+from goldiprox.split import digest_ids
 from goldiprox.stages import Progress, Stages
 from goldiprox.store import Kept, Runs, Store
-from goldiprox.suspects import trusted_ids
+from goldiprox.suspects import ODDS, trusted_ids
 from goldiprox.training import replay_many
 
 OTHER_MODELS = 1_000_003
@@ -156,12 +157,11 @@ class Lab:
             base,
             checkpoint=method.checkpoint or base.checkpoint,
             max_epochs=method.holdout_epochs or base.max_epochs,
-            cleaned=bool(method.cleaned) or base.cleaned,
+            min_steps=0 if method.holdout_epochs else base.min_steps,
+            mixup=method.mixup or base.mixup,
+            cleaned=base.cleaned if method.cleaned is None else bool(method.cleaned),
+            training=replace(base.training, schedule=method.il_schedule or base.training.schedule),
         )
-        if method.il_schedule:  # one that decays has no early end to wait for
-            patience = config.max_epochs if method.il_schedule == "cosine" else config.patience
-            training = replace(config.training, schedule=method.il_schedule)
-            config = replace(config, patience=patience, training=training)
         training_loss = generalised_cross_entropy(method.robust) if method.robust else None
 
         def settings(seed: int) -> dict[str, Any]:
@@ -223,11 +223,11 @@ class Lab:
                 role: identity(name),
                 "dropout": plan.config.dropout,
                 "acquisition": identity(acquisition),
-                "rule": method.rule,
+                "rule": self._rule_text(method),
                 "candidates": candidates,
                 "keep": plan.config.keep,
                 "table": "" if table is None else table.digest,
-                "trusted": method.trusted,
+                "pool": digest_ids(self._pool(method, table)),
                 "compared": plan.compared if table is not None and role == "proxy" else 0,
             }
             return {**self._data, **given, **asdict(config), "steps": steps, "every": plan.unit, "seed": seed}
@@ -279,15 +279,15 @@ class Lab:
                 "model": identity(name),
                 "dropout": plan.config.dropout,
                 "sequence": proxies[seed].numbers["digest"],
-                "window": method.window,
+                "window": self._window(method),
                 "table": "" if table is None else table.digest,
-                "compared": plan.compared if table is not None else 0,
+                "compared": [plan.compared, plan.config.candidates] if table is not None else 0,
             }
             return {**self._data, **given, **asdict(config), "every": plan.unit, "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
             recorded = [Recorded.open(str(proxies[s].sequence), self.stages.data) for s in seeds]
-            sequences = [r.shuffled(method.window or None, seed=s) for r, s in zip(recorded, seeds, strict=True)]
+            sequences = [r.shuffled(self._window(method) or None, seed=s) for r, s in zip(recorded, seeds, strict=True)]
             watchers = [self._watcher(mine[s]) for s in seeds]
             with self._stage(f"sequence, {method.name}", name, plan.method_steps) as on_step:
                 histories = replay_many(
@@ -309,11 +309,23 @@ class Lab:
 
     def _rule(self, method: Method) -> Rule:
         steps = self.plan.method_steps
-        return make_rule(method.rule, steps=steps, passes=steps * self.plan.config.keep / len(self.train))
+        passes = steps * self.plan.config.keep / len(self.train)
+        return make_rule(self._rule_text(method), steps=steps, passes=passes)
+
+    def _rule_text(self, method: Method) -> str:
+        return self.plan.config.rule if method.rule == "default" else method.rule
+
+    def _window(self, method: Method) -> int:
+        return self.plan.config.window if method.window is None else method.window
+
+    def _odds(self, method: Method) -> float:
+        given = self.plan.config.trusted if method.trusted is None else method.trusted
+        return ODDS if given is None else given
 
     def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
         """What a method selects from."""
-        return trusted_ids(table, self.stages.data, self.train) if method.trusted and table else self.train
+        odds = self._odds(method)
+        return trusted_ids(table, self.stages.data, self.train, odds=odds) if odds and table else self.train
 
     def needs_table(self, method: Method) -> bool:
         name = method.acquisition or self.plan.config.acquisition

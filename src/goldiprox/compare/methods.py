@@ -6,11 +6,12 @@ from typing import Any, get_args
 from goldiprox.acquisition import ACQUISITIONS
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.forward import generalised_cross_entropy
-from goldiprox.holdout import Checkpoint
+from goldiprox.holdout import Checkpoint, HoldoutConfig, Mixup
 from goldiprox.irreducible import Combined
 from goldiprox.optim import Schedule
 from goldiprox.resolve import resolve
 from goldiprox.rules import make_rule
+from goldiprox.suspects import check_odds
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Method:
     """One way of selecting. None takes what the comparison says for all.
 
     Attributes:
-        rule: Turns scores into a choice, as in `goldiprox.rules.make_rule`.
+        rule: Turns scores into a choice, as in `goldiprox.rules.make_rule`. ``default`` takes what the comparison says,
+            ``paper`` is the paper's way in all that is not given.
         acquisition: Scores candidates.
         proxy: Selects.
         proxy_schedule: Of the proxy's learning rate; else that of the model's.
@@ -27,18 +29,19 @@ class Method:
         checkpoint: Of the holdout model.
         holdout_epochs: At most, for the holdout model.
         il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.
+        mixup: Whether the holdout model learns from blends: off, on or auto.
         folds: Cross-fit over this many, instead of learning from the holdout alone.
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
-        cleaned: 1 leaves holdout labels out that a model of the training side contradicts with confidence.
-        trusted: 1 leaves out labels that the holdout model contradicts with confidence.
+        cleaned: 1 leaves holdout labels out that a model of the training side contradicts with confidence; 0 does not.
+        trusted: The odds at which labels are left out that the holdout model contradicts; 0 for none.
         window: Steps among which what was chosen is shuffled when the large model trains on it, see
             `goldiprox.Sequence.shuffled`; 0 for the default there, 1 for the order of the proxy.
         robust: The q of the generalised cross-entropy that holdout models learn by; 0 is cross-entropy.
         name: For tables; by default the text of what differs from the defaults.
     """
 
-    rule: str = "top_k"
+    rule: str = "default"
     acquisition: str | None = None
     proxy: str | None = None
     proxy_schedule: Schedule | None = None
@@ -47,17 +50,25 @@ class Method:
     checkpoint: Checkpoint | None = None
     holdout_epochs: int | None = None
     il_schedule: Schedule | None = None
+    mixup: Mixup | None = None
     folds: int | None = None
     il_models: int = 1
     combine: Combined = "losses"
-    cleaned: int = 0
-    trusted: int = 0
-    window: int = 1
+    cleaned: int | None = None
+    trusted: float | None = None
+    window: int | None = None
     robust: float = 0.0
     name: str = ""
 
     def __post_init__(self):
-        make_rule(self.rule)
+        if not self.name:
+            object.__setattr__(self, "name", self.text)
+        if self.rule == "paper":
+            for name, value in PAPER.items():
+                if name == "rule" or getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
+        if self.rule != "default":
+            make_rule(self.rule)
         if self.acquisition:
             resolve("acquisition", self.acquisition, ACQUISITIONS)
         for name, known in (
@@ -65,6 +76,7 @@ class Method:
             ("il_schedule", Schedule),
             ("checkpoint", Checkpoint),
             ("combine", Combined),
+            ("mixup", Mixup),
         ):
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
@@ -75,28 +87,42 @@ class Method:
                 raise ConfigError(f"{name}={value}: at least 1 is needed")
         if self.folds not in (None, 0) and self.folds < 2:
             raise ConfigError(f"folds={self.folds}: give 2 or more, or 0 to learn from the holdout")
-        if self.window < 0 or {self.trusted, self.cleaned} - {0, 1}:
+        if (self.window or 0) < 0 or self.cleaned not in (None, 0, 1):
             raise ConfigError(
-                f"window={self.window}, trusted={self.trusted}, cleaned={self.cleaned}: a window is a number of steps, "
-                f"or 0 for those of one pass; the others are 0 or 1"
+                f"window={self.window}, cleaned={self.cleaned}: a window is a number of steps, or 0 for the default; "
+                f"cleaned is 0 or 1"
             )
+        if self.trusted:
+            check_odds(self.trusted)
         if self.robust:
             generalised_cross_entropy(self.robust)
-        if not self.name:
-            object.__setattr__(self, "name", self.text)
 
     @property
     def text(self) -> str:
         """What `parse` makes this method from."""
         default = {f.name: f.default for f in fields(Method)}
         rest = {k: v for k, v in asdict(self).items() if k not in ("rule", "name") and v != default[k]}
-        return ",".join([self.rule, *(f"{k}={v}" for k, v in rest.items())])
+        return ",".join([self.rule, *(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in rest.items())])
+
+
+PAPER: dict[str, Any] = {
+    "rule": "top_k",
+    "acquisition": "reducible_loss",
+    "checkpoint": "inner",
+    "holdout_epochs": HoldoutConfig().max_epochs,
+    "il_schedule": "constant",
+    "mixup": "off",
+    "cleaned": 0,
+    "trusted": 0.0,
+    "window": 1,
+}
+"""What ``paper`` stands for."""
 
 
 def parse(text: str) -> Method:
-    """A method from the command line: a rule, and what else differs from the defaults.
+    """A method from the command line: a rule, ``default`` or ``paper``, and what else differs.
 
-    ``gumbel_top_k:1``, ``gumbel_top_k:1,checkpoint=last,il_models=3``.
+    ``default,window=1``, ``gumbel_top_k:1``, ``paper,il_models=3``.
     """
     rule, *rest = text.split(",")
     kinds = {f.name: str(f.type) for f in fields(Method) if f.name != "rule"}

@@ -35,7 +35,7 @@ class Plan:
     """
 
     config: RunConfig = field(default_factory=RunConfig)
-    methods: tuple[Method, ...] = (Method("gumbel_top_k:1"),)
+    methods: tuple[Method, ...] = (Method(),)
     steps: int = 1200
     budgets: tuple[float, ...] = (0.25, 0.5, 1, 2, 3)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -57,7 +57,7 @@ class Plan:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds {self.seeds}: give at least one, and none twice")
         if not self.methods:
-            raise ConfigError("there is no method to compare; give one (--method gumbel_top_k:1)")
+            raise ConfigError("there is no method to compare; give one (--method default)")
         names = [m.name for m in self.methods]
         if twice := {n for n in names if names.count(n) > 1}:
             raise ConfigError(f"method {', '.join(sorted(twice))} is given twice")
@@ -95,7 +95,7 @@ class Plan:
 
 def quick(plan: Plan) -> Plan:
     """The same in half a minute on one core: to see that it runs."""
-    config = replace(plan.config, holdout=replace(plan.config.holdout, max_epochs=3))
+    config = replace(plan.config, holdout=replace(plan.config.holdout, max_epochs=3, min_steps=0))
     budgets = tuple(b for b in plan.budgets if b <= 2) or (0.5, 2)
     return replace(plan, config=config, steps=min(plan.steps, 60), budgets=budgets, seeds=plan.seeds[:2], compared=320)
 
@@ -112,4 +112,4 @@ def as_in_the_paper(plan: Plan) -> Plan:
         dropout=0.0,
         training=TrainingConfig(precision=precision, compile=compiled),
     )
-    return replace(plan, config=config, methods=(Method("top_k"),), schedules=("constant",))
+    return replace(plan, config=config, methods=(Method("paper"),), schedules=("constant",))

@@ -24,6 +24,7 @@ class Trainer:
         loss: One loss per example; a step minimises their mean.
         forward: How the model is called.
         seed: Of everything random in the model.
+        mixed: Train on blends of two examples, see `TrainingConfig.losses`.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class Trainer:
         loss: PerExampleLoss = cross_entropy,
         forward: Forward = call,
         seed: int = 0,
+        mixed: bool = False,
     ):
         self.seed = derive("training", seed)
         self.model, self.steps, self.config = model, steps, config
-        self._losses = config.losses(loss, forward)
+        self._losses = config.losses(loss, forward, mixed=mixed)
         self.device = device_of(model)
         self.optimizer = optimizer(model) if optimizer else config.optimizer(model)
         if self.device.type == "cuda":

@@ -168,6 +168,11 @@ class SelectiveTrainer(Trainer):
         """As `Trainer` has it, of chosen examples: so losses are averaged over those that are trained on."""
         # Counted from the trainer's own state, which its checkpoints hold.
         self._select.step = self.state.global_step * self.args.gradient_accumulation_steps
+        if self._select.step and self._select.counts and self._select.times is None:
+            raise ConfigError(
+                "a checkpoint of Trainer does not hold how often examples were kept, which this rule goes by; continue "
+                "with the rule gp.top_k(), or start over"
+            )
         self.kept_ids = []
         return super().get_batch_samples(map(self._choose, epoch_iterator), num_batches, device)
 

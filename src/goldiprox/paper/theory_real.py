@@ -12,9 +12,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from goldiprox.analysis import spearman
+from goldiprox.assessment import score
 from goldiprox.data import TensorData, iterate
 from goldiprox.data.corruption import Truth
-from goldiprox.holdout import HoldoutConfig, score, train_holdout_model
+from goldiprox.holdout import HoldoutConfig, train_holdout_model
 from goldiprox.loop import Task, fit
 from goldiprox.models import build
 from goldiprox.paper import refit

@@ -1,0 +1,133 @@
+"""What a model thinks of examples that it never saw: their losses, and what it holds against their labels."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from goldiprox.data import Batch
+from goldiprox.forward import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of
+from goldiprox.irreducible import rivals
+from goldiprox.loop import outputs
+from goldiprox.ranks import Ranks
+
+
+def score(il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Float[Tensor, " n"]:
+    """The losses of these ids under a model in evaluation mode; arguments as for `assess`."""
+    return assess(il_model, data, ids, **settings)[:, 0]
+
+
+def assess(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    loss: PerExampleLoss = cross_entropy,
+    forward: Forward = call,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+) -> Float[Tensor, "n 3"]:
+    """For each of these ids its loss under a model in evaluation mode, and beside it the `rivals` of its label.
+
+    These are NaN where the output is not class logits.
+
+    Args:
+        il_model: The model.
+        data: The base data set.
+        ids: The examples to score.
+        loss: One loss per example.
+        forward: How the model is called.
+        batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
+        num_workers: Loading processes, for data that is not resident.
+    """
+    size = batch_size or passes_of(device_of(il_model))
+    parts, done = [], 0
+    while done < len(ids):
+        try:
+            for batch, output in outputs(
+                il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
+            ):
+                parts.append(_losses_and_rivals(loss, output, batch))
+                done += batch.num_examples
+        except torch.cuda.OutOfMemoryError:
+            if batch_size is not None or size == 1:
+                raise
+            size //= 2
+    return torch.cat(parts).cpu() if parts else torch.empty(0, 3)
+
+
+def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
+    losses = loss(output, batch.y)
+    check_losses(losses, batch.num_examples)
+    losses = losses.float()
+    if loss is not cross_entropy or output.shape[1] < 2:
+        return torch.stack([losses, *[torch.full_like(losses, torch.nan)] * 2], 1)
+    return torch.stack([losses, *rivals(output.float(), batch.y)], 1)
+
+
+def assess_together(ranks: Ranks, il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Tensor:
+    """What `assess` gives, each rank having scored a share: whole passes, so that every pass is one that it makes.
+
+    Args:
+        ranks: Every one of them calls this, with the same model.
+        il_model: The model.
+        data: The base data set.
+        ids: The examples to score, over all ranks.
+        settings: As for `assess`, without `batch_size`.
+    """
+    size = passes_of(device_of(il_model))
+    num_passes = -(-len(ids) // size)
+    ends = [size * (num_passes * (rank + 1) // ranks.size) for rank in range(ranks.size)]
+    parts = np.split(ids, ends[:-1])
+    rows = max(len(part) for part in parts)
+    mine = assess(il_model, data, parts[ranks.rank], batch_size=size, **settings)
+    everyone = ranks.gather(nn.functional.pad(mine, (0, 0, 0, rows - len(mine))).to(ranks.device)).cpu()
+    return torch.cat([found[: len(part)] for found, part in zip(everyone, parts, strict=True)])
+
+
+def passes_of(device: torch.device | str) -> int:
+    """Examples per pass while scoring; on the CPU what a loss is rounded to depends on it."""
+    return 8192 if torch.device(device).type == "cuda" else 2048
+
+
+def sharpness(
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    forward: Forward = call,
+    num_workers: int | None = None,
+) -> tuple[float, float]:
+    """What logits are best multiplied with, judged by the cross-entropy of these ids, and how low that then is.
+
+    The inverse of their temperature (Guo, Pleiss, Sun & Weinberger 2017). Above 1 for a model that is not sure enough,
+    such as one that learnt from blends.
+
+    Args:
+        il_model: Gives class logits.
+        data: The base data set.
+        ids: Examples that it did not learn from.
+        forward: How the model is called.
+        num_workers: Loading processes, for data that is not resident.
+    """
+    found = [
+        (output.double().cpu(), batch.y.long().cpu())
+        for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=2048, num_workers=num_workers)
+    ]
+    logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    own = logits.gather(1, labels[:, None])[:, 0]
+    low, high = -4.0, 4.0  # of the logarithm
+    for _ in range(50):  # the cross-entropy is convex in the sharpness: where its slope changes sign
+        middle = (low + high) / 2
+        expected = ((logits * math.exp(middle)).softmax(1) * logits).sum(1)
+        low, high = (low, middle) if float((expected - own).mean()) > 0 else (middle, high)
+    factor = math.exp((low + high) / 2)
+    return factor, float(nn.functional.cross_entropy(logits * factor, labels))
+
+
+def sharpened(forward: Forward, by: float) -> Forward:
+    """The same forward pass, its logits multiplied."""
+    return forward if by == 1 else lambda model, x: forward(model, x) * by
