@@ -301,6 +301,23 @@ def test_irreducible_losses_go_on_as_if_nothing_had_happened(settings, num_folds
         assert all(torch.equal(one[k], other[k]) for k in one)
 
 
+def test_irreducible_losses_learnt_otherwise_are_not_mixed(tmp_path, blobs):
+    split, seen = gp.holdout_split(len(blobs), blobs.labels), []
+
+    def second_fold(fold):
+        seen.append(fold)
+        if len(seen) == 2:
+            raise Killed
+        return make_mlp(fold)
+
+    with pytest.raises(Killed), gp.Checkpoints(tmp_path / "c", every=0.0) as checkpoints:
+        config = HoldoutConfig(max_epochs=2, batch_size=16)
+        gp.irreducible_losses(second_fold, blobs, split, num_folds=2, config=config, checkpoints=checkpoints)
+    with pytest.raises(gp.ConfigError, match="--mixup"), gp.Checkpoints(tmp_path / "c", every=0.0) as checkpoints:
+        config = HoldoutConfig(max_epochs=2, batch_size=16, mixup="on")
+        gp.irreducible_losses(make_mlp, blobs, split, num_folds=2, config=config, checkpoints=checkpoints)
+
+
 class TestRefused:
     def broken_off(self, tmp_path, data, **settings):
         with pytest.raises(Killed):

@@ -117,6 +117,11 @@ class TestRun:
             for name, figures in first["results"].items():
                 assert again["results"][name]["accuracy"] == figures["accuracy"]
 
+    def test_the_next_command_keeps_to_the_paper(self, goldiprox):
+        for flags, kept in (([], False), (["--preset", "paper"], True)):
+            _, out, _ = goldiprox("irreducible", "--data", "mnist5k", "--out", "i.arrow", "--force", *flags)
+            assert ("--preset paper" in out.rpartition("Next: goldiprox select")[2]) == kept
+
     def test_trusted_labels_in_an_order_of_chance(self, finished, goldiprox):
         folder, result = finished
         code, out, err = goldiprox("run", *QUICK, "--json", "--trusted", "3", "--window", "4", "--out", "trusted")

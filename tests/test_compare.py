@@ -234,6 +234,12 @@ class TestPlan:
         assert odd.method_steps == 96
         assert odd.uniform_steps == [32, 96]
 
+    def test_quick_is_short_for_all_methods(self):
+        plan = plans.quick(Plan(methods=(Method(), Method("paper"), Method("top_k", holdout_epochs=2))))
+        assert [m.holdout_epochs for m in plan.methods] == [None, 3, 2]
+        assert [m.name for m in plan.methods] == ["default", "paper", "top_k,holdout_epochs=2"]
+        assert plan.config.holdout.max_epochs == 3
+
     def test_as_in_the_paper(self):
         plan = plans.as_in_the_paper(
             Plan(RunConfig(candidates=100, training=gp.TrainingConfig(lr=0.1, precision="bf16")))
@@ -486,6 +492,7 @@ class TestCommand:
             (["--budgets", "a,b"], "give numbers"),
             (["--holdout-noise", "some"], "clean, equal, or a share"),
             (["--preset", "paper", "--method", "top_k"], "leave out one or the other"),
+            (["--preset", "paper", "--mixup", "on"], "what --mixup would"),
             (["--preset", "paper", "--keep", "16", "--lr", "0.1"], "what --keep and --lr would"),
             (["--preset", "practice"], "preset"),
             (["--schedule", "linear"], "schedule"),

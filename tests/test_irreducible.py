@@ -178,6 +178,20 @@ def test_sharpness_finds_what_logits_were_divided_by(factor):
         assert nn.functional.cross_entropy(other * data.x, labels) > value
 
 
+def test_few_examples_say_little_about_sharpness():
+    """All of them right, so that no sharpness is sharp enough; and no harm is done to a factor that many agree on."""
+    logits = 3 * torch.eye(3).repeat(7, 1)
+    data = gp.TensorData(logits, logits.argmax(1))
+    found, _ = sharpness(nn.Identity(), data, np.arange(21))
+    assert 1 < found < 2.5
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2_000, 5, generator=generator)
+    labels = torch.multinomial((1.7 * logits).softmax(1), 1, generator=generator)[:, 0]
+    free = min(torch.linspace(1.2, 2.4, 1201), key=lambda f: nn.functional.cross_entropy(f * logits, labels).item())
+    found, _ = sharpness(nn.Identity(), gp.TensorData(logits, labels), np.arange(2_000))
+    assert found == pytest.approx(free.item(), rel=5e-3)
+
+
 @pytest.mark.parametrize("better", ["on", "off"])
 @pytest.mark.parametrize(("num_folds", "cleaned"), [(0, False), (3, False), (0, True)])
 def test_with_or_without_blends_as_the_inner_part_says(blobs, split, monkeypatch, better, num_folds, cleaned):

@@ -4,8 +4,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import goldiprox as gp
-from conftest import make_blobs
+from conftest import make_blobs, make_mlp
 from goldiprox.artifacts import Header, TableWriter
+from goldiprox.cli.files import _receipt_problem
 from goldiprox.errors import ConfigError, CorruptFile, DataError, FingerprintMismatch, OutputExists, ReceiptMismatch
 from goldiprox.irreducible import describe
 from goldiprox.receipts import compare
@@ -26,6 +27,20 @@ def test_a_run_on_the_sequence_is_proven(tmp_path, blobs, sequence, num_workers)
         seen.append(batch.ids.tolist())
     assert seen == picks().tolist()
     assert compare(sequence, tmp_path / "r.arrow") == STEPS
+
+
+def test_verify_accepts_both_orders_that_are_nobodys_setting(tmp_path, blobs):
+    recording = gp.record(make_mlp(), blobs, acquisition=gp.loss, candidates=20, keep=4, steps=40, out=tmp_path / "s")
+    sequence = gp.Sequence.open(recording.path)
+    orders = {"recorded": sequence, "default": sequence.shuffled(), "own": sequence.shuffled(3)}
+    assert len({order.digest for order in orders.values()}) == 3
+    for name, order in orders.items():
+        list(gp.receipt(DataLoader(gp.WithIds(blobs), batch_sampler=order), tmp_path / name))
+        problem = _receipt_problem(tmp_path / name, [sequence], window=0, seed=0)
+        assert (problem is None) == (name != "own")
+        assert problem is None or "give --window" in problem
+    assert _receipt_problem(tmp_path / "own", [sequence], window=3, seed=0) is None
+    assert "differ first" in str(_receipt_problem(tmp_path / "default", [sequence], window=1, seed=0))
 
 
 def test_a_shuffled_loader_is_caught_at_its_first_differing_step(tmp_path, blobs, sequence):

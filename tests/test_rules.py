@@ -93,6 +93,13 @@ def test_a_selector_counts_what_it_keeps_and_goes_on_from_there(blobs, rule, tab
     assert [again(model, batch).ids.tolist() for batch in batches[17:]] == [ids.tolist() for ids in kept[17:]]
     with pytest.raises(ConfigError, match="how often examples were kept"):
         again.load_state_dict({"step": 3, "seed": 0})
+    state = {"step": 3, "seed": 0, "times": torch.ones(30, dtype=torch.int32)}
+    again.load_state_dict(state)
+    again(model, batches[-1])  # ids above those that were counted
+    assert state["times"].tolist() == [1] * 30
+    if table:
+        with pytest.raises(ConfigError, match="other data"):
+            again.load_state_dict(state | {"times": torch.ones(len(blobs) + 1)})
 
 
 def test_temperature_spans_from_top_k_to_uniform():

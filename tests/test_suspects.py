@@ -135,6 +135,23 @@ def test_average_precision_agrees_with_sklearn():
     assert (judged["precision"], judged["recall"], judged["wrong"]) == (0.5, 0.5, 2)
 
 
+def test_chance_is_not_gated_nor_does_it_take_turns():
+    settings = {"data": DataConfig(noise=0.1), "device": "cpu"}
+    stages = Stages(RunConfig(**settings))
+    train = stages.prepared.split.train
+    losses, against = torch.full((len(stages.data),), torch.nan), torch.full((len(stages.data),), torch.nan)
+    losses[train], against[train] = 1.0, torch.arange(len(train)) % 2 * 5.0
+    table = gp.IrreducibleLosses(losses, rivals=Rivals(against * 0, against))
+    assert len(stages.pool(table)) == len(train) / 2
+    assert len(stages.pool(gp.IrreducibleLosses(losses))) == len(train)  # which does not say what is predicted
+    assert stages.rule.text.startswith("discounted_top_k")
+    for name in ("uniform", "loss"):
+        other = Stages(RunConfig(acquisition=name, **settings))
+        assert len(other.pool(table)) == len(train)
+        assert (other.rule.text == "top_k") == (name == "uniform")
+    assert len(Stages(RunConfig(acquisition="loss", trusted=10.0, **settings)).pool(table)) == len(train) / 2
+
+
 def found_in(config: DataConfig, **settings):
     """The order of suspects of a run, whether each is wrong by id, and the stages and models behind it."""
     stages = Stages(RunConfig.paper(data=config, seed=config.data_seed, device="cpu", **settings))

@@ -232,6 +232,13 @@ ACQUISITIONS: dict[str, Acquisition] = {
 
 NEEDS_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss"})
 """Names of those that need irreducible losses."""
+
+
+def needs_table(name: str) -> bool:
+    """Whether an acquisition of this name may need irreducible losses: what a user's own asks for is not known."""
+    return name in NEEDS_TABLE or ":" in name
+
+
 IDS_ONLY = frozenset({uniform, irreducible_loss})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 

@@ -14,6 +14,9 @@ from goldiprox.irreducible import rivals
 from goldiprox.loop import outputs
 from goldiprox.ranks import Ranks
 
+PRIOR = 4.0
+"""Of the logarithm of the sharpness: the inverse of its variance."""
+
 
 def score(il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Float[Tensor, " n"]:
     """The losses of these ids under a model in evaluation mode; arguments as for `assess`."""
@@ -104,7 +107,8 @@ def sharpness(
     """What logits are best multiplied with, judged by the cross-entropy of these ids, and how low that then is.
 
     The inverse of their temperature (Guo, Pleiss, Sun & Weinberger 2017). Above 1 for a model that is not sure enough,
-    such as one that learnt from blends.
+    such as one that learnt from blends. Few examples, or a handful that are all right, say little: they count against a
+    prior around 1 that is worth a few of them.
 
     Args:
         il_model: Gives class logits.
@@ -114,16 +118,17 @@ def sharpness(
         num_workers: Loading processes, for data that is not resident.
     """
     found = [
-        (output.double().cpu(), batch.y.long().cpu())
+        (output.cpu().double(), batch.y.long().cpu())
         for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=2048, num_workers=num_workers)
     ]
     logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     own = logits.gather(1, labels[:, None])[:, 0]
     low, high = -4.0, 4.0  # of the logarithm
-    for _ in range(50):  # the cross-entropy is convex in the sharpness: where its slope changes sign
+    for _ in range(50):  # where the slope of the summed cross-entropy and of the prior changes sign
         middle = (low + high) / 2
         expected = ((logits * math.exp(middle)).softmax(1) * logits).sum(1)
-        low, high = (low, middle) if float((expected - own).mean()) > 0 else (middle, high)
+        slope = math.exp(middle) * float((expected - own).sum()) + PRIOR * middle
+        low, high = (low, middle) if slope > 0 else (middle, high)
     factor = math.exp((low + high) / 2)
     return factor, float(nn.functional.cross_entropy(logits * factor, labels))
 

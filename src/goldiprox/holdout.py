@@ -396,10 +396,16 @@ def irreducible_losses(
                     )
                 total.add(report.rate, scored=len(report.inner))
             tried.append((value, model, report))
+        if ranks:  # what a GPU rounds otherwise must not make ranks choose otherwise
+            own = torch.tensor([(value, report.sharpness) for value, _, report in tried], device=ranks.device)
+            for n, (value, factor) in enumerate(ranks.share(own).tolist()):
+                tried[n] = value, tried[n][1], tried[n][2]
+                tried[n][2].sharpness = factor
         _, model, report = min(tried, key=lambda t: t[0])
         ways = [report.mixup]  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")
-        scored = scores and scores.start({"split": digest_ids(target)}, torch.device("cpu"))
+        made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
+        scored = scores and scores.start(made, torch.device("cpu"))
         if scored:
             found = scored.state["found"]
         else:

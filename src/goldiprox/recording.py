@@ -274,7 +274,8 @@ class Job:
         self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
         if self.rule is None and self.acquisition not in IDS_ONLY:
-            self.rule = make_rule(RULE, passes=self.num_steps * self.keep / max(len(self.train_ids), 1))
+            side = self.irreducible.ids if isinstance(self.irreducible, IrreducibleLosses) else self.train_ids
+            self.rule = make_rule(RULE, passes=self.num_steps * self.keep / max(len(side), 1))
         self.device = device_of(self.proxy)
         self.select = Selector(
             self.acquisition,

@@ -180,7 +180,7 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
 
 
 PRICE = 0.15
-"""Of `discounted_top_k`, for every pass that training makes over as many examples as are selected from."""
+"""Of `discounted_top_k`, for every time that training takes as many examples as the training side has."""
 RULE = f"discounted_top_k:{PRICE}/pass"
 """What transfers to another model, by the experiments in docs/lab-notes.md."""
 NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked")
@@ -200,7 +200,7 @@ def make_rule(
         temperature: Of ``gumbel_top_k`` where the text names none.
         fraction: Of ``mix`` where the text names none.
         steps: Over which a temperature changes.
-        passes: How many times over training takes as many examples as are selected from.
+        passes: How many times over training takes as many examples as the training side has.
     """
     first, _, rest = text.partition("+")
     name, _, setting = first.partition(":")

@@ -59,7 +59,7 @@ class Selector:
     Attributes:
         step: How many batches were selected from.
         num_scored: How many examples went through the model for that.
-        times: For rules that ask for it, how often each id was kept.
+        times: For rules that ask for it, how often each id was kept; with ``scope="local"``, by this rank.
 
     `state_dict` holds what a continued run needs.
     """
@@ -288,7 +288,15 @@ class Selector:
                 f"the state of step {state['step']} does not say how often examples were kept, which "
                 f"{text_of(self.rule)} goes by; restore one that was saved with this rule, or start over"
             )
-        self.step, self.seed, self.times = int(state["step"]), int(state["seed"]), state.get("times")
+        times = state.get("times")
+        if times is not None and self._length is not None:
+            if len(times) > self._length:
+                raise ConfigError(
+                    f"the state counts {len(times):,} examples, but there are {self._length:,}; it is of other data"
+                )
+            times = nn.functional.pad(times, (0, self._length - len(times)))
+        self.step, self.seed = int(state["step"]), int(state["seed"])
+        self.times = None if times is None else times.clone()
 
 
 class Scored(NamedTuple):

@@ -259,7 +259,8 @@ class Sequence:
             seed: Of the new order.
         """
         if window is None:
-            steps = int(self.header.config.get("steps", 0)) or len(self)
+            planned = self.header.config.get("steps")
+            steps = planned if type(planned) is int and planned > 0 else len(self)
             window = max(1, min(pool_of(self.header) // self.keep, steps // 8))
         if window < 1:
             raise ConfigError(f"a window of {window} steps cannot be shuffled; give 1 to leave the order as it is")

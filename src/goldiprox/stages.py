@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition
+from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
@@ -55,8 +55,8 @@ class RunConfig:
         temperature: Of the rule ``gumbel_top_k``.
         mix_fraction: Of the rule ``mix``.
         trusted: Select only from labels that the holdout model does not contradict at these odds, see
-            `goldiprox.suspects.suspected`; 0 selects from everything. None: at its default, where there are irreducible
-            losses to judge by.
+            `goldiprox.suspects.suspected`; 0 selects from everything. None: at its default, where scores go by
+            irreducible losses that say what the holdout model predicts.
         window: Steps among which what was chosen is shuffled when it is trained on, see
             `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes the default there.
         ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
@@ -156,7 +156,9 @@ class Stages:
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
-        rule = partial(make_rule, config.rule, temperature=config.temperature, fraction=config.mix_fraction)
+        # Chance needs no turns: what looks at ids alone is a baseline.
+        text = "top_k" if config.rule == RULE and self.acquisition in IDS_ONLY else config.rule
+        rule = partial(make_rule, text, temperature=config.temperature, fraction=config.mix_fraction)
         rule()  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
             hint = "ray is for `goldiprox irreducible` alone." if config.engine == "ray" else ""
@@ -340,9 +342,10 @@ class Stages:
         return trusted
 
     def _odds(self, table: IrreducibleLosses | None) -> float:
-        if self.config.trusted is None:
-            return 0.0 if table is None else ODDS
-        return self.config.trusted
+        if self.config.trusted is not None:
+            return self.config.trusted
+        judges = table is not None and table.rivals is not None and needs_table(self.config.acquisition)
+        return ODDS if judges else 0.0
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -389,7 +392,6 @@ class Stages:
                 checkpoints=self._checkpoints(stage),
                 extra_config={
                     "proxy": config.proxy,
-                    "rule": config.rule,
                     "temperature": config.temperature,
                     "mix_fraction": config.mix_fraction,
                     "trusted": self._odds(table) if stage == "select" else 0.0,

@@ -81,7 +81,7 @@ def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float = ODDS)
 
 
 def check_odds(odds: float) -> float:
-    if not 1 <= odds < math.inf:
+    if isinstance(odds, bool) or not 1 <= odds < math.inf:
         raise ConfigError(f"odds of {odds:g} to 1 suspect labels that the model itself predicts; give 1 or more")
     return odds
 

@@ -111,6 +111,8 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
     given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
     decided = ("lr", "weight_decay")
     given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
+    decided = ("checkpoint", "mixup", "cleaned")
+    given += [f"--{n}" for n in decided if getattr(config.holdout, n) != getattr(default.holdout, n)]
     if given:
         raise ConfigError(f"--preset paper decides what {' and '.join(given)} would; leave out one or the other")
     return plans.as_in_the_paper(plan)

@@ -215,4 +215,7 @@ def data_flags(config: RunConfig, *more: str) -> str:
     default = RunConfig(data=DataConfig())
     changed = {k: v for k, v in vars(config.data).items() if v != getattr(default.data, k)}
     changed |= {k: getattr(config, k) for k in more if getattr(config, k) != getattr(default, k)}
+    paper = RunConfig.paper()
+    if all(getattr(config, k) == getattr(paper, k) for k in ("rule", "trusted", "window")):
+        changed["preset"] = "paper"
     return "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in changed.items())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from goldiprox.acquisition import ACQUISITIONS, NEEDS_TABLE, Acquisition
+from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
 from goldiprox.analysis import share
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan
@@ -27,7 +27,7 @@ from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_o
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
 from goldiprox.resolve import resolve
-from goldiprox.rules import Rule, make_rule
+from goldiprox.rules import RULE, Rule, make_rule
 from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
@@ -313,14 +313,18 @@ class Lab:
         return make_rule(self._rule_text(method), steps=steps, passes=passes)
 
     def _rule_text(self, method: Method) -> str:
-        return self.plan.config.rule if method.rule == "default" else method.rule
+        if method.rule != "default":
+            return method.rule
+        rule = self.plan.config.rule
+        return "top_k" if rule == RULE and self._acquisition(method) in IDS_ONLY else rule
 
     def _window(self, method: Method) -> int:
         return self.plan.config.window if method.window is None else method.window
 
     def _odds(self, method: Method) -> float:
         given = self.plan.config.trusted if method.trusted is None else method.trusted
-        return ODDS if given is None else given
+        default = ODDS if needs_table(method.acquisition or self.plan.config.acquisition) else 0.0
+        return default if given is None else given
 
     def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
         """What a method selects from."""
@@ -328,8 +332,7 @@ class Lab:
         return trusted_ids(table, self.stages.data, self.train, odds=odds) if odds and table else self.train
 
     def needs_table(self, method: Method) -> bool:
-        name = method.acquisition or self.plan.config.acquisition
-        return bool(method.trusted) or name in NEEDS_TABLE or ":" in name  # what a user's own asks for is not known
+        return bool(method.trusted) or needs_table(method.acquisition or self.plan.config.acquisition)
 
     def _watcher(self, table: IrreducibleLosses | None) -> Evaluate:
         on_test, config = self.stages.evaluate(), self.plan.config

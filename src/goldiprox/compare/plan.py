@@ -19,7 +19,7 @@ class Plan:
     """A comparison.
 
     Attributes:
-        config: Data, models, optimiser, holdout model, batch sizes, machine; its rule, epochs and seed are not used.
+        config: Data, models, optimiser, holdout model, batch sizes, machine; its epochs and seed are not used.
         methods: Ways of selecting, side by side against the same uniform runs.
         steps: How long methods train the large model; rounded down to a multiple of `EVALUATIONS`.
         budgets: Of uniform training, in multiples of `steps`; 1 is always among them.
@@ -97,7 +97,16 @@ def quick(plan: Plan) -> Plan:
     """The same in half a minute on one core: to see that it runs."""
     config = replace(plan.config, holdout=replace(plan.config.holdout, max_epochs=3, min_steps=0))
     budgets = tuple(b for b in plan.budgets if b <= 2) or (0.5, 2)
-    return replace(plan, config=config, steps=min(plan.steps, 60), budgets=budgets, seeds=plan.seeds[:2], compared=320)
+    methods = tuple(replace(m, holdout_epochs=m.holdout_epochs and min(m.holdout_epochs, 3)) for m in plan.methods)
+    return replace(
+        plan,
+        config=config,
+        methods=methods,
+        steps=min(plan.steps, 60),
+        budgets=budgets,
+        seeds=plan.seeds[:2],
+        compared=320,
+    )
 
 
 def as_in_the_paper(plan: Plan) -> Plan:

@@ -50,7 +50,7 @@ def loader(accelerator: Accelerator, data: Any, batches: Batches, **settings: An
 def selector(accelerator: Accelerator, *args: Any, **settings: Any) -> Selector:
     """A `goldiprox.Selector` over the candidates of all processes, computing in the accelerator's precision.
 
-    Its step is saved and loaded with ``accelerator.save_state`` and ``load_state``.
+    Its state is saved and loaded with ``accelerator.save_state`` and ``load_state``.
 
     Args:
         accelerator: Knows the processes.
