@@ -1,7 +1,8 @@
 """What a model thinks of examples that it never saw: their losses, and what it holds against their labels."""
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from goldiprox.irreducible import rivals
 from goldiprox.loop import outputs
 from goldiprox.ranks import Ranks
 
+T = TypeVar("T")
 PRIOR = 4.0
 """Of the logarithm of the sharpness: the inverse of its variance."""
 
@@ -46,20 +48,33 @@ def assess(
         batch_size: Examples per pass. None: as many as fit on a GPU, up to 8,192.
         num_workers: Loading processes, for data that is not resident.
     """
-    size = batch_size or passes_of(device_of(il_model))
-    parts, done = [], 0
+    settings: dict[str, Any] = {"forward": forward, "batch_size": batch_size, "num_workers": num_workers}
+    parts = list(
+        _passes(lambda batch, output: _losses_and_rivals(loss, output, batch), il_model, data, ids, **settings)
+    )
+    return torch.cat(parts).cpu() if parts else torch.empty(0, 3)
+
+
+def _passes(
+    each: Callable[[Batch, Any], T],
+    il_model: nn.Module,
+    data: Any,
+    ids: np.ndarray,
+    *,
+    batch_size: int | None = None,
+    **settings: Any,
+) -> Iterator[T]:
+    """What `each` makes of batches and outputs; where no size is given, of smaller ones when memory runs out."""
+    size, done = batch_size or passes_of(device_of(il_model)), 0
     while done < len(ids):
         try:
-            for batch, output in outputs(
-                il_model, data, ids[done:], forward=forward, batch_size=size, num_workers=num_workers
-            ):
-                parts.append(_losses_and_rivals(loss, output, batch))
+            for batch, output in outputs(il_model, data, ids[done:], batch_size=size, **settings):
+                yield each(batch, output)
                 done += batch.num_examples
         except torch.cuda.OutOfMemoryError:
             if batch_size is not None or size == 1:
                 raise
             size //= 2
-    return torch.cat(parts).cpu() if parts else torch.empty(0, 3)
 
 
 def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
@@ -117,10 +132,11 @@ def sharpness(
         forward: How the model is called.
         num_workers: Loading processes, for data that is not resident.
     """
-    found = [
-        (output.cpu().double(), batch.y.long().cpu())
-        for batch, output in outputs(il_model, data, ids, forward=forward, batch_size=2048, num_workers=num_workers)
-    ]
+
+    def on_host(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor]:
+        return output.cpu().double(), batch.y.cpu().long()
+
+    found = _passes(on_host, il_model, data, ids, forward=forward, num_workers=num_workers)
     logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     own = logits.gather(1, labels[:, None])[:, 0]
     low, high = -4.0, 4.0  # of the logarithm

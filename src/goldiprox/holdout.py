@@ -391,16 +391,12 @@ def irreducible_losses(
             value = report.figures["loss"]
             if config.mixup != "off" and loss is cross_entropy:
                 with total.timed():
-                    report.sharpness, value = sharpness(
-                        model, data, report.inner, forward=lowered, num_workers=num_workers
-                    )
+                    judged = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
+                if ranks:  # what a GPU rounds otherwise must not make ranks choose otherwise
+                    judged = ranks.share(torch.tensor(judged, device=ranks.device)).tolist()
+                report.sharpness, value = judged
                 total.add(report.rate, scored=len(report.inner))
             tried.append((value, model, report))
-        if ranks:  # what a GPU rounds otherwise must not make ranks choose otherwise
-            own = torch.tensor([(value, report.sharpness) for value, _, report in tried], device=ranks.device)
-            for n, (value, factor) in enumerate(ranks.share(own).tolist()):
-                tried[n] = value, tried[n][1], tried[n][2]
-                tried[n][2].sharpness = factor
         _, model, report = min(tried, key=lambda t: t[0])
         ways = [report.mixup]  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")

@@ -110,6 +110,18 @@ def fitting_sizes(num_train: int) -> dict[str, int]:
     return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}
 
 
+def usual_rule(text: str, acquisition: Acquisition) -> str:
+    """The rule; for chance and what else looks at ids alone not the default one: a baseline takes no turns."""
+    return "top_k" if text == RULE and acquisition in IDS_ONLY else text
+
+
+def usual_odds(given: float | None, acquisition: str, table: IrreducibleLosses | None) -> float:
+    """The odds; where none are given, the default ones if scores go by a table that says what is predicted."""
+    if given is not None:
+        return given
+    return ODDS if table is not None and table.rivals is not None and needs_table(acquisition) else 0.0
+
+
 class Progress(Protocol):
     """What shows progress: one stage at a time."""
 
@@ -156,8 +168,7 @@ class Stages:
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
-        # Chance needs no turns: what looks at ids alone is a baseline.
-        text = "top_k" if config.rule == RULE and self.acquisition in IDS_ONLY else config.rule
+        text = usual_rule(config.rule, self.acquisition)
         rule = partial(make_rule, text, temperature=config.temperature, fraction=config.mix_fraction)
         rule()  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
@@ -342,10 +353,7 @@ class Stages:
         return trusted
 
     def _odds(self, table: IrreducibleLosses | None) -> float:
-        if self.config.trusted is not None:
-            return self.config.trusted
-        judges = table is not None and table.rivals is not None and needs_table(self.config.acquisition)
-        return ODDS if judges else 0.0
+        return usual_odds(self.config.trusted, self.config.acquisition, table)
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.analysis import share
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan
@@ -27,14 +27,14 @@ from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_o
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
 from goldiprox.resolve import resolve
-from goldiprox.rules import RULE, Rule, make_rule
+from goldiprox.rules import Rule, make_rule
 from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
 from goldiprox.split import digest_ids
-from goldiprox.stages import Progress, Stages
+from goldiprox.stages import Progress, Stages, usual_odds, usual_rule
 from goldiprox.store import Kept, Runs, Store
-from goldiprox.suspects import ODDS, trusted_ids
+from goldiprox.suspects import trusted_ids
 from goldiprox.training import replay_many
 
 OTHER_MODELS = 1_000_003
@@ -313,22 +313,19 @@ class Lab:
         return make_rule(self._rule_text(method), steps=steps, passes=passes)
 
     def _rule_text(self, method: Method) -> str:
-        if method.rule != "default":
-            return method.rule
-        rule = self.plan.config.rule
-        return "top_k" if rule == RULE and self._acquisition(method) in IDS_ONLY else rule
+        given = self.plan.config.rule if method.rule == "default" else method.rule
+        return usual_rule(given, self._acquisition(method))
 
     def _window(self, method: Method) -> int:
         return self.plan.config.window if method.window is None else method.window
 
-    def _odds(self, method: Method) -> float:
+    def _odds(self, method: Method, table: IrreducibleLosses | None) -> float:
         given = self.plan.config.trusted if method.trusted is None else method.trusted
-        default = ODDS if needs_table(method.acquisition or self.plan.config.acquisition) else 0.0
-        return default if given is None else given
+        return usual_odds(given, method.acquisition or self.plan.config.acquisition, table)
 
     def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
         """What a method selects from."""
-        odds = self._odds(method)
+        odds = self._odds(method, table)
         return trusted_ids(table, self.stages.data, self.train, odds=odds) if odds and table else self.train
 
     def needs_table(self, method: Method) -> bool:

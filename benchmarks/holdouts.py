@@ -1,0 +1,100 @@
+"""Which holdout model tells wrong labels best: AUCs of its log-odds, a JSON line for every model on the way.
+
+    python benchmarks/holdouts.py --worlds class20 instance20 --model resnet18 --out holdouts.jsonl
+    python benchmarks/holdouts.py --worlds class20 --model small_cnn --ways plain blends --epochs 2 --out holdouts.jsonl
+
+Beyond what `HoldoutConfig` offers it cleans several times over (models of the two sides judge in turn what the next one
+learns from), and takes the last of more epochs.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ideas import WORLDS, World, auc
+
+import goldiprox as gp
+from goldiprox.assessment import assess
+from goldiprox.data import load
+from goldiprox.forward import call, in_precision
+from goldiprox.holdout import train_holdout_model
+from goldiprox.irreducible import Rivals, contradicted
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "blends": {"mixup": "on"},
+    "blends, twice the epochs, the last": {"mixup": "on", "epochs": 2, "checkpoint": "last"},
+    "cleaned 3 times": {"rounds": 3},
+    "blends, cleaned twice": {"mixup": "on", "rounds": 2},
+    "2 folds": {"folds": 2},
+}
+
+
+def opinions(world: World, model: str, seed: int, learn: np.ndarray, ids: np.ndarray, **settings: Any) -> torch.Tensor:
+    """What a model that learnt these examples thinks of those: losses, rivals, log-odds; NaN for all others."""
+    training = gp.TrainingConfig(precision=world.precision, schedule="cosine")
+    made, values = world.build(model, seed), torch.full((len(world.data), 3), torch.nan)
+    train_holdout_model(made, world.data, learn, config=gp.HoldoutConfig(training=training, **settings), seed=seed)
+    values[torch.as_tensor(ids)] = assess(made, world.data, ids, forward=in_precision(call, world.precision))
+    return values
+
+
+def table_of(values: torch.Tensor) -> gp.IrreducibleLosses:
+    return gp.IrreducibleLosses(values[:, 0], rivals=Rivals(values[:, 1], values[:, 2]))
+
+
+def tables(
+    world: World,
+    model: str,
+    seed: int,
+    *,
+    max_epochs: int,
+    rounds: int = 0,
+    folds: int = 0,
+    epochs: int = 1,
+    **way: Any,
+) -> list[gp.IrreducibleLosses]:
+    """The tables of one way, the last being that of a model of the holdout; those before it cleaned for it."""
+    settings, split = {"max_epochs": epochs * max_epochs, **way}, world.prepared.split
+    if folds:
+        parts = np.array_split(np.random.default_rng(seed).permutation(split.train), folds)
+        rest = [np.union1d(np.setdiff1d(split.train, part), split.holdout) for part in parts]
+        found = [opinions(world, model, seed + n, rest[n], np.sort(parts[n]), **settings) for n in range(folds)]
+        return [table_of(torch.stack(found).nan_to_num(0).sum(0).where(~torch.stack(found).isnan().all(0), torch.nan))]
+    made, sides = [], {True: split.holdout, False: split.train}
+    whole = dict(sides)
+    for number in range(rounds + 1):
+        holdout = (rounds - number) % 2 == 0
+        other = whole[not holdout]
+        made.append(table_of(opinions(world, model, seed + 100 * number, sides[holdout], other, **settings)))
+        sides[not holdout] = np.setdiff1d(other, made[-1].ids[contradicted(made[-1], world.data.labels)])
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["class20", "instance20"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    a = parser.parse_args()
+    source, precision = load(a.data), "bf16" if torch.cuda.is_available() else "fp32"
+    with a.out.open("a") as out:
+        for world in (World(a.data, name, source, precision) for name in a.worlds):
+            for way in a.ways:
+                for number, table in enumerate(tables(world, a.model, a.seed, max_epochs=a.epochs, **WAYS[way])):
+                    assert table.rivals is not None
+                    found = auc(world.wrong[table.ids], table.rivals.margin.numpy()[table.ids])
+                    line = {"world": world.name, "way": way, "model": number, "auc": round(found, 4)}
+                    print(json.dumps(line), flush=True)
+                    out.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
