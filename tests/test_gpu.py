@@ -7,7 +7,12 @@ from torch import nn
 import goldiprox as gp
 import test_checkpoint as checkpoint_tests
 from conftest import make_blobs, make_irreducible, make_mlp
+from goldiprox.compare.plan import Plan
+from goldiprox.compare.result import compare
+from goldiprox.engine.feeds import on_device
 from goldiprox.optim import FlatAdamW
+from goldiprox.prepare import DataConfig
+from goldiprox.stages import RunConfig, pick_device
 
 if torch.cuda.is_available():
     from goldiprox.kernels import highest, put_rows
@@ -312,9 +317,29 @@ def test_the_graph_engine_is_refused_where_it_cannot_be():
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_trains(precision):
-    data = make_images()
-    result, model = recorded(Images, data, engine="graph", config=gp.TrainingConfig(precision=precision, lr=1e-2))
+    data, config = make_images(), gp.TrainingConfig(precision=precision, lr=1e-2)
+    result, model = recorded(Images, data, engine="graph", config=config, rule=gp.top_k())
     assert gp.evaluate_on(data)(model)["accuracy"] > 0.9
+
+
+def test_a_device_without_its_number_is_the_current_one(on_gpu):
+    for data in (on_gpu, make_blobs()):
+        assert on_device(data, torch.device("cuda"), None).x.is_cuda
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", torch.cuda.current_device())
+
+
+def blobs():
+    return make_blobs(2_000), make_blobs(seed=1)
+
+
+def test_all_runs_of_a_comparison_are_graphs(tmp_path, monkeypatch):
+    def one_by_one(*args, **kwargs):
+        raise AssertionError("steps would run one by one")
+
+    monkeypatch.setattr("goldiprox.loop.Eager", one_by_one)
+    config = RunConfig(DataConfig("test_gpu:blobs"), holdout=gp.HoldoutConfig.robust(max_epochs=1, min_steps=0))
+    result = compare(Plan(config, steps=24, budgets=(0.5, 1), seeds=(0, 1), at_once=2), tmp_path)
+    assert set(result["schedules"]["cosine"]["methods"]) == {"default"}
 
 
 @pytest.mark.parametrize("keep", [1, 7, 300])

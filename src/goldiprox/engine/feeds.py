@@ -20,7 +20,8 @@ def on_device(data: Any, device: torch.device, num_workers: int | None) -> Tenso
         return None
     data = unwrap(data)
     resident = data.resident(device) if isinstance(data, TensorData) else None
-    return resident if resident is not None and resident.x.device == device else None
+    numbered = torch.empty(0, device=device).device  # "cuda" is "cuda:0", or whichever is the current one
+    return resident if resident is not None and resident.x.device == numbered else None
 
 
 class Given:
