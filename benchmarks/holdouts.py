@@ -2,13 +2,18 @@
 
     python benchmarks/holdouts.py --worlds class20 instance20 --model resnet18 --out holdouts.jsonl
     python benchmarks/holdouts.py --worlds class20 --model small_cnn --ways plain blends --epochs 2 --out holdouts.jsonl
+    python benchmarks/holdouts.py --worlds class20 --model proxies:half16 --ways inner --seeds 0 1 2 --out inner.jsonl
+    python benchmarks/holdouts.py --worlds class20 --runs results/compare-cifar10/runs --out holdouts.jsonl
 
 Beyond what `HoldoutConfig` offers it cleans several times over (models of the two sides judge in turn what the next one
-learns from), and takes the last of more epochs.
+learns from), and takes the last of more epochs. The way ``inner`` learns plainly and from blends, and says how far
+apart these are on the inner part, which is what ``mixup="auto"`` goes by. ``--runs`` looks at what `goldiprox compare`
+kept.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,12 @@ import torch
 from ideas import WORLDS, World, auc
 
 import goldiprox as gp
-from goldiprox.assessment import assess
+from goldiprox.assessment import assess, sharpness
 from goldiprox.data import load
 from goldiprox.forward import call, in_precision
 from goldiprox.holdout import train_holdout_model
 from goldiprox.irreducible import Rivals, contradicted
+from goldiprox.suspects import ODDS
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -74,26 +80,66 @@ def tables(
     return made
 
 
+def inner(world: World, model: str, seed: int, max_epochs: int) -> dict[str, Any]:
+    """Judges that learnt the training side, plainly and from blends: inner losses, made sharp, and AUCs beyond it."""
+    split, losses, line = world.prepared.split, {}, {}
+    forward = in_precision(call, world.precision)
+    for way in ("off", "on"):
+        made = world.build(model, seed)
+        training = gp.TrainingConfig(precision=world.precision)
+        config = gp.HoldoutConfig.robust(training, max_epochs=max_epochs, cleaned=False, mixup=way)
+        report = train_holdout_model(made, world.data, split.train, config=config, seed=seed)
+        losses[way] = sharpness(made, world.data, report.inner, forward=forward)[1]
+        margin = assess(made, world.data, split.holdout, forward=forward)[:, 2].numpy()
+        line[f"auc, mixup {way}"] = round(auc(world.wrong[split.holdout], margin), 4)
+    worse = losses["on"] - losses["off"]
+    return line | {"worse": round(float(worse.mean()), 4), "error": round(float(worse.std()) / len(worse) ** 0.5, 4)}
+
+
+def of_runs(world: World, folder: Path) -> Iterator[dict[str, Any]]:
+    """How well the tables of kept runs tell wrong labels."""
+    train = world.prepared.split.train
+    for path in sorted(folder.glob("holdout-*.json")):
+        run, margin = json.loads(path.read_text()), np.load(path.with_suffix(".npz"))["margin"][train]
+        found = {name: run["settings"][name] for name in ("il_model", "seed")} | run["numbers"]
+        cut = margin > np.log(ODDS)
+        right, wrong = cut[~world.wrong[train]].mean(), cut[world.wrong[train]].mean()
+        found |= {"auc": round(auc(world.wrong[train], margin), 4)}
+        yield found | {"left out, of right and wrong": [round(float(share), 3) for share in (right, wrong)]}
+
+
+def lines(world: World, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if a.runs:
+        yield from of_runs(world, a.runs)
+        return
+    for seed in a.seeds:
+        for way in a.ways:
+            if way == "inner":
+                yield {"way": way, "seed": seed} | inner(world, a.model, seed, a.epochs)
+                continue
+            for number, table in enumerate(tables(world, a.model, seed, max_epochs=a.epochs, **WAYS[way])):
+                assert table.rivals is not None
+                found = auc(world.wrong[table.ids], table.rivals.margin.numpy()[table.ids])
+                yield {"way": way, "seed": seed, "model": number, "auc": round(found, 4)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["class20", "instance20"])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS, "inner"], default=list(WAYS))
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--runs", type=Path, help="a folder of kept runs, in place of training")
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args()
     source, precision = load(a.data), "bf16" if torch.cuda.is_available() else "fp32"
     with a.out.open("a") as out:
         for world in (World(a.data, name, source, precision) for name in a.worlds):
-            for way in a.ways:
-                for number, table in enumerate(tables(world, a.model, a.seed, max_epochs=a.epochs, **WAYS[way])):
-                    assert table.rivals is not None
-                    found = auc(world.wrong[table.ids], table.rivals.margin.numpy()[table.ids])
-                    line = {"world": world.name, "way": way, "model": number, "auc": round(found, 4)}
-                    print(json.dumps(line), flush=True)
-                    out.write(json.dumps(line) + "\n")
+            for line in ({"world": world.name} | found for found in lines(world, a)):
+                print(json.dumps(line), flush=True)
+                out.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

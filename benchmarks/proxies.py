@@ -10,10 +10,20 @@ from torch import nn
 from goldiprox.models import ResNet18
 
 
+def half(input_shape: tuple[int, ...], num_classes: int, width: int) -> nn.Module:
+    """ResNet-18 of this width on images of half the side."""
+    channels, height, width_of_images = input_shape
+    smaller = (channels, height // 2, width_of_images // 2)
+    return nn.Sequential(nn.AvgPool2d(2), ResNet18(smaller, num_classes, width=width))
+
+
+def half16(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return half(input_shape, num_classes, 16)
+
+
 def half40(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """ResNet-18 of width 40 on images of half the side: it learns by heart as fast as a wide one."""
-    channels, height, width = input_shape
-    return nn.Sequential(nn.AvgPool2d(2), ResNet18((channels, height // 2, width // 2), num_classes, width=40))
+    """As dear as a ResNet of width 20 on whole images, with four times the weights to learn by heart."""
+    return half(input_shape, num_classes, 40)
 
 
 def thin16(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -172,10 +172,10 @@ def test_sharpness_finds_what_logits_were_divided_by(factor):
     logits = 2 * torch.randn(20_000, 5, generator=generator)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
     data = gp.TensorData(logits / factor, labels)
-    found, value = sharpness(nn.Identity(), data, np.arange(20_000), forward=lambda m, x: m(x))
+    found, losses = sharpness(nn.Identity(), data, np.arange(20_000), forward=lambda m, x: m(x))
     assert found == pytest.approx(factor, rel=0.05)
     for other in (0.9 * found, 1.1 * found):
-        assert nn.functional.cross_entropy(other * data.x, labels) > value
+        assert nn.functional.cross_entropy(other * data.x, labels) > losses.mean()
 
 
 def test_few_examples_say_little_about_sharpness():
@@ -192,15 +192,17 @@ def test_few_examples_say_little_about_sharpness():
     assert found == pytest.approx(free.item(), rel=5e-3)
 
 
-@pytest.mark.parametrize("better", ["on", "off"])
+@pytest.mark.parametrize(("worse", "better"), [(-0.1, "on"), (0.09, "on"), (0.11, "off")])
 @pytest.mark.parametrize(("num_folds", "cleaned"), [(0, False), (3, False), (0, True)])
-def test_with_or_without_blends_as_the_inner_part_says(blobs, split, monkeypatch, better, num_folds, cleaned):
+def test_blends_unless_the_inner_part_is_clearly_against(blobs, split, monkeypatch, worse, better, num_folds, cleaned):
+    """How much worse their losses are on average; the standard error of that is 0.1."""
     calls = []
 
     def judged(model, data, ids, **settings):
         calls.append(ids)
-        way = ("off", "on")[len(calls) - 1] if len(calls) < 3 else better
-        return 2.0, 0.0 if way == better else 1.0
+        spread = torch.tensor([-1.0, 1.0]).repeat(50)
+        losses = 5 + (worse + 0.995 * spread if len(calls) == 2 else 0 * spread)
+        return 2.0, losses
 
     monkeypatch.setattr(holdout, "sharpness", judged)
     table, models, reports, _ = gp.irreducible_losses(

@@ -118,8 +118,8 @@ def sharpness(
     *,
     forward: Forward = call,
     num_workers: int | None = None,
-) -> tuple[float, float]:
-    """What logits are best multiplied with, judged by the cross-entropy of these ids, and how low that then is.
+) -> tuple[float, Tensor]:
+    """What logits are best multiplied with, judged by the cross-entropy of these ids, and the losses of each then.
 
     The inverse of their temperature (Guo, Pleiss, Sun & Weinberger 2017). Above 1 for a model that is not sure enough,
     such as one that learnt from blends. Few examples, or a handful that are all right, say little: they count against a
@@ -146,7 +146,7 @@ def sharpness(
         slope = math.exp(middle) * float((expected - own).sum()) + PRIOR * middle
         low, high = (low, middle) if slope > 0 else (middle, high)
     factor = math.exp((low + high) / 2)
-    return factor, float(nn.functional.cross_entropy(logits * factor, labels))
+    return factor, nn.functional.cross_entropy(logits * factor, labels, reduction="none")
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

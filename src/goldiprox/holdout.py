@@ -56,8 +56,9 @@ class HoldoutConfig:
         training: The optimiser.
         mixup: ``on``: learn from blends of two examples (`goldiprox.optim.TrainingConfig.losses`), which leaves less
             room to learn wrong labels by heart; inputs must be numbers that can be blended, not tokens. ``auto``: try
-            both, and keep what has the lower loss on the inner part. In both cases logits are made as sharp as the
-            inner part wants them (`goldiprox.assessment.sharpness`), where the loss is cross-entropy.
+            both, and keep the blends unless their loss on the inner part is higher, by more than a standard error. In
+            both cases logits are made as sharp as the inner part wants them (`goldiprox.assessment.sharpness`), where
+            the loss is cross-entropy.
         cleaned: Models of the other side first judge what is to be learnt from, and labels that they contradict with
             confidence are left out of it (`goldiprox.irreducible.contradicted`). Twice the price; for holdouts with
             wrong labels.
@@ -237,6 +238,15 @@ def _can_blend(example: Batch) -> bool:
     return isinstance(example.x, Tensor) and example.x.is_floating_point()
 
 
+def _better(tried: list[tuple[Tensor, nn.Module, HoldoutReport]]) -> tuple[Tensor, nn.Module, HoldoutReport]:
+    """Of one or two models with their inner losses: the last, which learnt from blends and knows less by heart, unless
+    the first is better by more than a standard error. Wrong labels in the inner part blur how they compare.
+    """
+    worse = tried[-1][0] - tried[0][0]
+    error = worse.std() / len(worse) ** 0.5 if len(worse) > 1 else 0.0
+    return tried[0] if worse.mean() > error else tried[-1]
+
+
 class _BestCheckpoint:
     """Evaluates a model once an epoch and remembers the state to return to."""
 
@@ -388,16 +398,17 @@ def irreducible_losses(
                 checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
             )
             total.merge(report.cost)
-            value = report.figures["loss"]
+            losses = torch.tensor([report.figures["loss"]], dtype=torch.float64)
             if config.mixup != "off" and loss is cross_entropy:
                 with total.timed():
-                    judged = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
+                    factor, losses = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
                 if ranks:  # what a GPU rounds otherwise must not make ranks choose otherwise
-                    judged = ranks.share(torch.tensor(judged, device=ranks.device)).tolist()
-                report.sharpness, value = judged
+                    shared = ranks.share(torch.cat([losses.new_tensor([factor]), losses]).to(ranks.device)).cpu()
+                    factor, losses = shared[0].item(), shared[1:]
+                report.sharpness = factor
                 total.add(report.rate, scored=len(report.inner))
-            tried.append((value, model, report))
-        _, model, report = min(tried, key=lambda t: t[0])
+            tried.append((losses, model, report))
+        _, model, report = _better(tried)
         ways = [report.mixup]  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}

@@ -188,6 +188,7 @@ class Lab:
                 numbers = {
                     "accuracy": accuracy,
                     "epoch": reports[0].epoch,
+                    "mixup": reports[0].mixup,
                     "flops": cost.flops,
                     "seconds": cost.seconds,
                 }
