@@ -1,5 +1,6 @@
 """One's own images in folders: what is read, in which order, and what is said where it cannot be."""
 
+import json
 import logging
 
 import numpy as np
@@ -47,6 +48,8 @@ def test_ids_follow_the_sorted_names(photos):
     assert train.y.tolist() == [0, 0, 0, 1, 1]
     assert test.y.tolist() == [0, 1]
     assert train.class_names == test.class_names == ("cat", "dog")
+    assert train.files == tuple(order)
+    assert test.files == ("test/cat/a.png", "test/dog/z.png")
     assert train.name == "photos"
     x, _ = train.gather(torch.arange(5))
     assert x.mean((0, 2, 3)).abs().max() < 1e-3
@@ -74,6 +77,9 @@ def test_without_a_test_part_a_fifth_of_every_class_is_taken_and_said(tmp_path, 
     both = torch.cat([train.x, test.x]).flatten(1)
     assert len(both.unique(dim=0)) == 30
     assert torch.equal(gp.load(str(tmp_path / "photos")).test.x, test.x)
+    for data in (train, test):
+        shown = [np.asarray(Image.open(tmp_path / "photos" / file)) for file in data.files]
+        np.testing.assert_array_equal(data.x[:, 0].numpy(), np.stack(shown))
 
 
 def test_valid_is_held_out_beside_test_and_tested_on_alone(photos, caplog):
@@ -82,6 +88,7 @@ def test_valid_is_held_out_beside_test_and_tested_on_alone(photos, caplog):
     prepared = prepare(DataConfig(str(folder)))
     assert prepared.split.holdout.tolist() == [5]
     np.testing.assert_array_equal(prepared.data.x[5].permute(1, 2, 0).numpy(), held)
+    assert prepared.data.files[4:] == ("train/dog/b.png", "val/dog/v.png")
     assert len(prepared.test) == 2
     (folder / "test").rename(folder.parent / "elsewhere")
     assert gp.load(str(folder)).test.y.tolist() == [1]
@@ -224,6 +231,13 @@ def test_a_newcomers_path_from_photos_to_a_sequence(goldiprox, tmp_path, caplog)
     follow_up = out.rpartition("Next: goldiprox ")[2].split()
     code, _, err = goldiprox(*follow_up)
     assert code == 0, err
+    own = ["--suspects", "3", "--data", "./photos", "--image-size", "24"]
+    code, out, err = goldiprox("inspect", "runs/photos-001/irreducible.arrow", *own, "--json")
+    assert code == 0, err
+    for suspect in json.loads(out)["suspects"]:
+        assert (tmp_path / "photos" / suspect["file"]).parent.name == suspect["label_name"]
+    code, out, _ = goldiprox("inspect", "runs/photos-001/irreducible.arrow", *own)
+    assert ".png" in out
     code, _, err = goldiprox("verify", "runs/photos-001/sequence.arrow", "--data", "./photos", "--image-size", "16")
     assert code == 1
     assert "--image-size 24 there, 16 here" in err

@@ -127,7 +127,7 @@ class RayScoring:
         if not blocks:
             return
         ray = import_ray()
-        model, like = copy.deepcopy(il_model).cpu(), data.replace(x=data.x[:1].cpu(), y=data.y[:1].cpu())
+        model, like = copy.deepcopy(il_model).cpu(), data.replace(x=data.x[:1].cpu(), y=data.y[:1].cpu(), files=())
         device = "cuda" if self.gpus else "cpu"
         items = [{"ids": block, "seal": _seal(*_stored(data, block))} for block in blocks]
         _connect(ray, self.address)

@@ -113,6 +113,8 @@ def rows(found: Suspects, data: TensorData, *, count: int, truth: Truth | None =
         if data.class_names:
             row["label_name"] = data.class_names[label]
             row["predicted_name"] = data.class_names[predicted] if predicted >= 0 else None
+        if data.files:
+            row["file"] = data.files[id]
         if truth is not None:
             row |= {"true_label": int(truth.labels[id]), "wrong": bool(truth.mislabelled[id])}
         yield row

@@ -70,7 +70,9 @@ def show(
 
 def _table(records: list[dict[str, Any]], total: int) -> Any:
     known = bool(records) and "wrong" in records[0]
-    headers = ["id", "label", "predicted", "probability", "irreducible", "score", *(["true label"] if known else [])]
+    filed = bool(records) and "file" in records[0]
+    headers = ["id", *(["file"] if filed else []), "label", "predicted", "probability", "irreducible", "score"]
+    headers += ["true label"] if known else []
 
     def name(row: dict[str, Any], key: str) -> str:
         number, text = row[key], row.get(f"{key}_name")
@@ -81,7 +83,8 @@ def _table(records: list[dict[str, Any]], total: int) -> Any:
     cells = []
     for row in records:
         probability = "?" if row["probability"] is None else f"{row['probability']:.3f}"
-        cells.append([str(row["id"]), name(row, "label"), name(row, "predicted"), probability])
+        cells.append([str(row["id"]), *([printable(row["file"])] if filed else [])])
+        cells[-1] += [name(row, "label"), name(row, "predicted"), probability]
         cells[-1] += [f"{row['irreducible']:.2f}", f"{row['score']:.2f}"]
         if known:
             cells[-1].append(str(row["true_label"]) if row["wrong"] else "as labelled")

@@ -17,10 +17,16 @@ PARTS = {"train": ("train", "training"), "valid": ("valid", "val", "validation")
 
 
 class Part(NamedTuple):
-    """Images (n, channels, height, width) as bytes, and their labels; in the order of the files' names."""
+    """Images (n, channels, height, width) as bytes, their labels, and their files where each has one of its own; in the
+    order of the files' names.
+    """
 
     x: np.ndarray
     y: np.ndarray
+    files: tuple[str, ...] = ()
+
+    def take(self, rows: np.ndarray) -> "Part":
+        return Part(self.x[rows], self.y[rows], tuple(self.files[row] for row in rows) if self.files else ())
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
@@ -75,9 +81,11 @@ def read_parts(
     x = decode_images(
         files, lambda row: _short(files[row], folder), where=str(folder), limit=limit, size=size, colour=colour
     )
-    y = np.array(labels, np.int64)
+    y, names_of_files = np.array(labels, np.int64), tuple(_short(path, folder) for path in files)
     starts = [0, *ends.values()]
-    parts = {part: Part(x[a:b], y[a:b]) for part, a, b in zip(places, starts, starts[1:], strict=False)}
+    parts = {
+        part: Part(x[a:b], y[a:b], names_of_files[a:b]) for part, a, b in zip(places, starts, starts[1:], strict=False)
+    }
     return parts, tuple(names)
 
 

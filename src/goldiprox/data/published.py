@@ -84,8 +84,11 @@ def read_cinic10(folder: Path) -> Parts:
 
 def divided(parts: Mapping[str, Part], **about: Any) -> Parts:
     """Parts ``train``, ``valid`` and ``test``, where ``valid`` is held out."""
-    base = Part(*(np.concatenate([getattr(parts[p], side) for p in ("train", "valid")]) for side in ("x", "y")))
-    data, test = (
-        TensorData(torch.from_numpy(part.x), torch.from_numpy(part.y), **about) for part in (base, parts["test"])
-    )
-    return data, test, np.arange(len(parts["train"].y), len(base.y))
+    train, valid = parts["train"], parts["valid"]
+    x, y = (np.concatenate(sides) for sides in ((train.x, valid.x), (train.y, valid.y)))
+    base = Part(x, y, train.files + valid.files)
+    return as_data(base, **about), as_data(parts["test"], **about), np.arange(len(train.y), len(base.y))
+
+
+def as_data(part: Part, **about: Any) -> TensorData:
+    return TensorData(torch.from_numpy(part.x), torch.from_numpy(part.y), files=part.files, **about)

@@ -29,6 +29,7 @@ class TensorData(Dataset):
         class_names: For reports.
         show: For reports, how an input as it is stored reads where it is neither an image nor a row of figures:
             ``lambda tokens: tokenizer.decode(tokens)``, say.
+        files: The file of each example, where each has one; for lists of suspects.
     """
 
     def __init__(
@@ -42,9 +43,12 @@ class TensorData(Dataset):
         name: str = "data",
         class_names: tuple[str, ...] = (),
         show: Callable[[Tensor], str] | None = None,
+        files: tuple[str, ...] = (),
     ):
         if len(x) != len(y):
             raise DataError(f"{name}: {len(x):,} inputs but {len(y):,} targets")
+        if files and len(files) != len(x):
+            raise DataError(f"{name}: {len(x):,} inputs but {len(files):,} files")
         if num_classes is not None:
             check_labels(y, num_classes, name)
             y = y.long()
@@ -52,7 +56,7 @@ class TensorData(Dataset):
             raise DataError(f"{name}: give both mean and std, or neither")
         self.x, self.y = x, y
         self.num_classes, self.mean, self.std = num_classes, mean, std
-        self.name, self.class_names, self.show = name, class_names, show
+        self.name, self.class_names, self.show, self.files = name, class_names, show, files
         last = x.ndim == 4 and x.shape[1] > 1 and x.is_contiguous(memory_format=torch.channels_last)
         # Rows are taken from memory as it lies: indexing a view with channels last would undo that.
         self._rows = x.permute(0, 2, 3, 1) if last and not x.is_contiguous() else x
@@ -133,12 +137,13 @@ class TensorData(Dataset):
         return self._copies[str(device)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_copies": {}, "show": None}  # loading processes need the original only, and show nothing
+        # Loading processes need the original only, and show and list nothing.
+        return vars(self) | {"_copies": {}, "show": None, "files": ()}
 
     def replace(self, **changes: Any) -> "TensorData":
         """A copy with some of its parts exchanged."""
-        parts = {k: getattr(self, k) for k in ("x", "y", "num_classes", "mean", "std", "name", "class_names", "show")}
-        return TensorData(**(parts | changes))
+        kept = ("x", "y", "num_classes", "mean", "std", "name", "class_names", "show", "files")
+        return TensorData(**({k: getattr(self, k) for k in kept} | changes))
 
     @property
     def labels(self) -> np.ndarray:

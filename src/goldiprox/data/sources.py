@@ -15,7 +15,7 @@ from goldiprox.data.folders import Part, find_parts, has_images, read_parts, str
 from goldiprox.data.images import Size, parse_size
 from goldiprox.data.parquet import read_images
 from goldiprox.data.places import find, is_address
-from goldiprox.data.published import divided, read_cinic10, read_qmnist
+from goldiprox.data.published import as_data, divided, read_cinic10, read_qmnist
 from goldiprox.data.resident import TensorData, as_resident
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra
 from goldiprox.randomness import derive
@@ -213,13 +213,12 @@ def _source(parts: dict[str, Part], mean: Any, std: Any, **about: Any) -> Source
     about |= {"mean": mean, "std": std}
     if "valid" in parts:
         return Divided.of(*divided(parts, **about))
-    sides = (parts["train"], parts["test"])
-    return Source(*(TensorData(torch.from_numpy(part.x), torch.from_numpy(part.y), **about) for part in sides))
+    return Source(*(as_data(parts[side], **about) for side in ("train", "test")))
 
 
 def _take_test(everything: Part, folder: str | os.PathLike[str]) -> dict[str, Part]:
     """Divides data without a test part: a fixed, stratified draw, so that every command and machine agrees."""
-    x, y = everything
+    y = everything.y
     test = stratified(y, TEST_SHARE, np.random.default_rng(derive("test part")))
     if not len(test):
         raise DataError(f"{folder}: {len(y):,} examples, one of each class, leave nothing to test on; add more")
@@ -228,7 +227,7 @@ def _take_test(everything: Part, folder: str | os.PathLike[str]) -> dict[str, Pa
         folder, f"{len(test):,}", f"{len(y):,}",
     )  # fmt: skip
     train = np.delete(np.arange(len(y)), test)
-    return {"train": Part(x[train], y[train]), "test": Part(x[test], y[test])}
+    return {"train": everything.take(train), "test": everything.take(test)}
 
 
 def channel_stats(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
