@@ -6,9 +6,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +21,12 @@ from goldiprox.compare.figure import draw
 from goldiprox.compare.lab import Lab, identity
 from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
-from goldiprox.compare.result import compare, foretold, trials
+from goldiprox.compare.result import compare, foretold, told, trials
 from goldiprox.compare.verdict import Bill, Frontier, Worth, below_uniform, interval, judge, t_value, verdict
 from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
+from goldiprox.irreducible import describe
 from goldiprox.loop import History
-from goldiprox.prepare import DataConfig
+from goldiprox.prepare import DataConfig, prepare
 from goldiprox.stages import RunConfig, Silent
 from goldiprox.suspects import trusted_ids
 from test_cli import goldiprox  # noqa: F401
@@ -325,6 +328,7 @@ class TestRuns:
             assert method["itself"]["speedup"]["flops"]["each"] > 2 * bill["each"]  # scoring is on the bill
             assert method["itself"]["speedup"]["flops"]["once"] == method["cost"]["holdout"]["flops"]
             assert len(method["early"]["rank_correlation"]) == 2
+            assert len(method["early"]["wrong_labels_told"]) == (2 if result["corrupted"]["training side"] else 0)
             assert method["sequence"]["curve"]["steps"] == list(range(2, 25, 2))
         files = draw(result, tmp_path)
         assert [f.name for f in files] == ["compare.png", "compare.pdf"]
@@ -448,6 +452,7 @@ class TestRuns:
 
     def test_signals_are_ranked_by_how_runs_ended(self):
         early = {"ended_ahead": [1, 2, 3], "ahead_of_uniform": [3, 2, 1], "rank_correlation": [], "distinct": [1, 5, 6]}
+        early["wrong_labels_told"] = [0.2, 0.3, 0.9]
         told = foretold({"a": {"early": early | {"corrupted": [1, 1, 1]}}})
         assert told["runs"] == 3
         assert told["distinct"] is None
@@ -455,6 +460,19 @@ class TestRuns:
         assert foretold(both)["ahead_of_uniform"] == pytest.approx(-1)
         assert foretold(both)["distinct"] == pytest.approx(1)
         assert foretold(both)["rank_correlation"] is None
+
+    def test_wrong_labels_are_told_as_well_as_the_table_orders_them(self):
+        prepared = prepare(DataConfig(noise=0.2))
+        lab = SimpleNamespace(stages=SimpleNamespace(prepared=prepared), train=prepared.split.train)
+        wrong, values = prepared.truth.mislabelled, torch.full((len(prepared.data),), torch.nan)
+        values[lab.train] = torch.from_numpy(wrong[lab.train]).float()
+        share = wrong[lab.train].mean()
+        tables = [gp.IrreducibleLosses(v, data=describe(prepared.data)) for v in (values, -values, 0 * values)]
+        best, worst, chance = told(lab, tables)
+        assert best == 1
+        assert worst < chance == pytest.approx(share, abs=0.03)
+        lab.stages.prepared = prepare(DataConfig())
+        assert told(lab, tables) == []
 
     def test_methods_are_tried_before_anything_is_trained(self, own, tmp_path):
         with pytest.raises(ConfigError, match="no integer labels|dropout layers"):

@@ -227,6 +227,7 @@ def _signals(found: dict[str, Any]) -> Any:
             mean(early["rank_correlation"], ".2f", 1),
             mean(early["distinct"], ".0f") + "%",
             mean(early["corrupted"], ".1f") + "%",
+            mean(early["wrong_labels_told"], ".2f", 1),
             mean(early["ended_ahead"], "+.1f"),
         ]
         for name, early in ((name, method["early"]) for name, method in found["methods"].items())
@@ -237,6 +238,7 @@ def _signals(found: dict[str, Any]) -> Any:
         "rank\ncorrelation",
         "distinct\npicks",
         "corrupted\npicks",
+        "wrong\nlabels told",
         "ahead\nat the end",
     ]
     return table("Early signals: after a quarter of the run, against uniform; and how it ended", heads, rows)

@@ -15,13 +15,15 @@ from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan
 from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, judge
 from goldiprox.errors import NonFiniteError
+from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.optim import Schedule
 from goldiprox.stages import Progress, Silent
 from goldiprox.store import Runs, hardware
+from goldiprox.suspects import average_precision, find_suspects
 
 QUARTER = EVALUATIONS // 4 - 1
 """The evaluation after a quarter of the run."""
-SIGNALS = ("ahead_of_uniform", "rank_correlation", "distinct", "corrupted")
+SIGNALS = ("ahead_of_uniform", "rank_correlation", "distinct", "corrupted", "wrong_labels_told")
 
 
 def compare(plan: Plan, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Uniform:
 
 def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) -> dict[str, Any]:
     """One method's runs, judged."""
-    costs = lab.tables(method)[1] if lab.needs_table(method) else [{"flops": 0, "seconds": 0.0}] * len(lab.plan.seeds)
+    tables, costs = lab.tables(method) if lab.needs_table(method) else ([], [{"flops": 0, "seconds": 0.0}])
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
     choosing = {unit: _mean([run.numbers[unit] for run in proxy]) for unit in holdout}
@@ -117,7 +119,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
         "proxy_accuracy": asdict(interval(_final(proxy))),
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
         "corrupted": asdict(interval([run.numbers["corrupted"] for run in proxy])),
-        "early": _early(proxy, replayed, uniform.equal),
+        "early": _early(proxy, replayed, uniform.equal) | {"wrong_labels_told": told(lab, tables)},
     }
     if lab.plan.itself:
         found["itself"] = _judged(lab, lab.itself(method, schedule), uniform, holdout)
@@ -156,18 +158,28 @@ def _early(proxy: Runs, replayed: Runs, uniform: Runs) -> dict[str, Any]:
     }
 
 
+def told(lab: Lab, tables: list[IrreducibleLosses]) -> list[float]:
+    """For every seed, where the damage is known: how well its irreducible losses tell wrong labels (average precision
+    of the order of suspects).
+    """
+    data, wrong = lab.stages.prepared.data, lab.stages.prepared.truth.mislabelled
+    if data.num_classes is None or not wrong[lab.train].any():
+        return []
+    return [average_precision(wrong[find_suspects(table, data).ids]) or 0.0 for table in tables]
+
+
 def foretold(methods: dict[str, Any]) -> dict[str, Any]:
     """How well each early signal ranks all runs (methods times seeds) by how far they ended ahead of uniform.
 
     A rank correlation over so few runs is itself uncertain; below six runs it is not given.
     """
     ends = [e for found in methods.values() for e in found["early"]["ended_ahead"]]
-    told: dict[str, Any] = {"runs": len(ends)}
+    ranked: dict[str, Any] = {"runs": len(ends)}
     for signal in SIGNALS:
         values = [v for found in methods.values() for v in found["early"][signal]]
         enough = len(values) == len(ends) >= 6 and bool(np.isfinite(values).all())
-        told[signal] = spearman(np.asarray(values), np.asarray(ends)) if enough else None
-    return told
+        ranked[signal] = spearman(np.asarray(values), np.asarray(ends)) if enough else None
+    return ranked
 
 
 def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterator[dict[str, Any]]:
