@@ -235,11 +235,11 @@ def _signals(found: dict[str, Any]) -> Any:
     heads = [
         "sequence",
         "points\nahead",
-        "rank\ncorrelation",
+        "rank\ncorr.",
         "distinct\npicks",
         "corrupted\npicks",
         "wrong\nlabels told",
-        "ahead\nat the end",
+        "ahead\nat end",
     ]
     return table("Early signals: after a quarter of the run, against uniform; and how it ended", heads, rows)
 
