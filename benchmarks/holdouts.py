@@ -90,8 +90,10 @@ def inner(world: World, model: str, seed: int, max_epochs: int) -> dict[str, Any
         config = gp.HoldoutConfig.robust(training, max_epochs=max_epochs, cleaned=False, mixup=way)
         report = train_holdout_model(made, world.data, split.train, config=config, seed=seed)
         losses[way] = sharpness(made, world.data, report.inner, forward=forward)[1]
-        margin = assess(made, world.data, split.holdout, forward=forward)[:, 2].numpy()
-        line[f"auc, mixup {way}"] = round(auc(world.wrong[split.holdout], margin), 4)
+        line[f"accuracy, mixup {way}"] = round(report.figures["accuracy"], 4)
+        if (wrong := world.wrong[split.holdout]).any():
+            margin = assess(made, world.data, split.holdout, forward=forward)[:, 2].numpy()
+            line[f"auc, mixup {way}"] = round(auc(wrong, margin), 4)
     worse = losses["on"] - losses["off"]
     return line | {"worse": round(float(worse.mean()), 4), "error": round(float(worse.std()) / len(worse) ** 0.5, 4)}
 

@@ -12,7 +12,7 @@ from goldiprox.compare.result import compare
 from goldiprox.engine.feeds import on_device
 from goldiprox.optim import FlatAdamW
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig, pick_device
+from goldiprox.stages import RunConfig
 
 if torch.cuda.is_available():
     from goldiprox.kernels import highest, put_rows
@@ -325,7 +325,6 @@ def test_lower_precision_trains(precision):
 def test_a_device_without_its_number_is_the_current_one(on_gpu):
     for data in (on_gpu, make_blobs()):
         assert on_device(data, torch.device("cuda"), None).x.is_cuda
-    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", torch.cuda.current_device())
 
 
 def blobs():

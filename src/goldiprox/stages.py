@@ -139,12 +139,13 @@ class Silent:
 def pick_device(name: Device) -> torch.device:
     """The device of this name; ``auto`` takes the first there is of CUDA, MPS, CPU."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name not in ("auto", *there):
+    if name == "auto":
+        return torch.device(next(d for d, available in there.items() if available))
+    if name not in there:
         raise UnknownName("device", name, ["auto", *there])
-    found = next(d for d, available in there.items() if available) if name == "auto" else name
-    if not there[found]:
+    if not there[name]:
         raise ConfigError(f"device {name!r} is not available here; use --device auto")
-    return torch.empty(0, device=found).device  # with its number, as tensors there have it
+    return torch.device(name)
 
 
 class Stages:

@@ -20,7 +20,7 @@ from goldiprox.compare.plan import EVALUATIONS, Plan
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
 from goldiprox.errors import ConfigError
-from goldiprox.forward import generalised_cross_entropy
+from goldiprox.forward import device_of, generalised_cross_entropy
 from goldiprox.holdout import irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses, Rivals
 from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_of
@@ -118,16 +118,16 @@ class Lab:
     def _plain(
         self, model: nn.Module, seed: int, steps: int, every: int, config: TrainingConfig, on_step: OnStep | None
     ) -> Task:
-        data, num_workers = self.stages.data, self.plan.config.num_workers
+        data, num_workers, device = self.stages.data, self.plan.config.num_workers, device_of(model)
         ids = self.train
         if self.plan.uniform_on == "everything":
             ids = np.union1d(ids, self.stages.prepared.split.holdout)
         sampler = CandidateSampler(ids, self.plan.config.keep, seed=seed, steps=steps)
-        batches = iterate(data, sampler.batches(), device=self.device, num_workers=num_workers, seed=seed)
-        resident = on_device(data, self.device, num_workers)
+        batches = iterate(data, sampler.batches(), device=device, num_workers=num_workers, seed=seed)
+        resident = on_device(data, device, num_workers)
 
         def window(first: int, count: int) -> torch.Tensor:
-            return sampler.window(first, count, self.device)
+            return sampler.window(first, count, device)
 
         return Task(
             model,
