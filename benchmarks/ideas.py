@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from proxies import thin16, thin20
 from torch import Tensor, nn
 
 import goldiprox as gp
@@ -28,7 +29,7 @@ from goldiprox.data import iterate, load
 from goldiprox.engine import Given
 from goldiprox.forward import call, in_precision
 from goldiprox.loop import Task, evaluate_on, fit_together
-from goldiprox.models import MODELS, ResNet18, build
+from goldiprox.models import MODELS, build
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
@@ -161,8 +162,7 @@ HOLDOUTS = {"": SMALL, "last": LAST, "R": LARGE, "D": DECAYED, "C": CLEANED, "RC
 HOLDOUTS |= {"T": DECAYED | {"il_model": "thin16"}, "TC": CLEANED | {"il_model": "thin16"}}
 HOLDOUTS |= {f"{letters}A": HOLDOUTS[letters] | {"mixup": "auto"} for letters in ("R", "RC", "D", "C", "T", "TC")}
 HOLDOUTS |= {f"{letters}M": HOLDOUTS[letters] | MIXED for letters in ("R", "RC", "D", "C", "T", "TC")}
-for width in (16, 20):
-    MODELS[f"thin{width}"] = lambda s, n, w=width, **o: ResNet18(s, n, width=w, **o)
+MODELS |= {"thin16": thin16, "thin20": thin20}
 
 
 class World:
