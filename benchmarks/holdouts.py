@@ -81,20 +81,20 @@ def tables(
 
 
 def inner(world: World, model: str, seed: int, max_epochs: int) -> dict[str, Any]:
-    """Judges that learnt the training side, plainly and from blends: inner losses, made sharp, and AUCs beyond it."""
-    split, losses, line = world.prepared.split, {}, {}
+    """Judges that learnt the training side, plainly and from blends: what they miss inside, and AUCs beyond."""
+    split, missed, line = world.prepared.split, {}, {}
     forward = in_precision(call, world.precision)
     for way in ("off", "on"):
         made = world.build(model, seed)
         training = gp.TrainingConfig(precision=world.precision)
         config = gp.HoldoutConfig.robust(training, max_epochs=max_epochs, cleaned=False, mixup=way)
         report = train_holdout_model(made, world.data, split.train, config=config, seed=seed)
-        losses[way] = sharpness(made, world.data, report.inner, forward=forward)[1]
+        missed[way] = sharpness(made, world.data, report.inner, forward=forward)[1]
         line[f"accuracy, mixup {way}"] = round(report.figures["accuracy"], 4)
         if (wrong := world.wrong[split.holdout]).any():
             margin = assess(made, world.data, split.holdout, forward=forward)[:, 2].numpy()
             line[f"auc, mixup {way}"] = round(auc(wrong, margin), 4)
-    worse = losses["on"] - losses["off"]
+    worse = missed["on"] - missed["off"]
     return line | {"worse": round(float(worse.mean()), 4), "error": round(float(worse.std()) / len(worse) ** 0.5, 4)}
 
 
@@ -104,7 +104,7 @@ def of_runs(world: World, folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("holdout-*.json")):
         run, margin = json.loads(path.read_text()), np.load(path.with_suffix(".npz"))["margin"][train]
         found = {name: run["settings"][name] for name in ("il_model", "seed")} | run["numbers"]
-        cut = margin > np.log(ODDS)
+        cut = margin > np.log(ODDS)  # not fair_odds: the same for all
         right, wrong = cut[~world.wrong[train]].mean(), cut[world.wrong[train]].mean()
         found |= {"auc": round(auc(world.wrong[train], margin), 4)}
         yield found | {"left out, of right and wrong": [round(float(share), 3) for share in (right, wrong)]}

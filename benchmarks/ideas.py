@@ -28,6 +28,7 @@ import goldiprox as gp
 from goldiprox.data import iterate, load
 from goldiprox.engine import Given
 from goldiprox.forward import call, in_precision
+from goldiprox.irreducible import contradicted
 from goldiprox.loop import Task, evaluate_on, fit_together
 from goldiprox.models import MODELS, build
 from goldiprox.prepare import DataConfig, prepare
@@ -39,6 +40,7 @@ from goldiprox.suspects import suspected
 
 WORLDS: dict[str, dict[str, Any]] = {
     "clean": {},
+    "clean, nothing held out": {"holdout": 0.0},
     "uniform10": {"noise": 0.1},
     "uniform10, holdout too": {"noise": 0.1, "holdout_noise": 0.1},
     "class20": {"noise": 0.2, "noise_kind": "class", "holdout_noise": 0.2},
@@ -71,9 +73,13 @@ class Idea:
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
             temperature that is not in standard deviations.
         holdout: How the holdout model is made.
-        gate: What is left out: ``wrong`` (what was really damaged), ``confident``, or a margin as text; nothing if "".
+        gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
+            default), or a margin as text; nothing if "".
         until: The share of the run in which nothing is left out yet.
-        window: Steps among which the list is shuffled, as `goldiprox.Sequence.shuffled` does; 0 for those of one pass.
+        window: Steps among which the list is shuffled, as `goldiprox.Sequence.shuffled` does; 0 for those of one pass,
+            an eighth of the run at most.
+        deal: How: by chance, or so that batches are alike in labels (``class``), in irreducible losses too (``loss``).
+        late: The share of the run at its end that is drawn uniformly instead.
     """
 
     proxy: str = ""
@@ -83,6 +89,8 @@ class Idea:
     gate: str = ""
     until: float = 0.0
     window: int = 1
+    deal: str = "chance"
+    late: float = 0.0
 
 
 S, T = Idea("small_cnn"), Idea("thin16")
@@ -168,9 +176,9 @@ MODELS |= {"thin16": thin16, "thin20": thin20}
 class World:
     """One data set with its damage, on the device."""
 
-    def __init__(self, data: str, name: str, source: Any, precision: Any):
+    def __init__(self, data: str, name: str, source: Any, precision: Any, data_seed: int = 0):
         self.name, self.precision = name, precision
-        self.prepared = prepare(DataConfig(data, **WORLDS[name]), source)
+        self.prepared = prepare(DataConfig(data, data_seed=data_seed, **WORLDS[name]), source)
         base, test = self.prepared.data, self.prepared.test
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.last = self.device.type == "cuda" and base.x.ndim == 4
@@ -194,7 +202,10 @@ class World:
             checkpoint, max_epochs=max_epochs, patience=patience, training=training, cleaned=cleaned, mixup=mixup
         )
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
-        table, _, reports, cost = gp.irreducible_losses(model, self.data, split, config=config, seed=seed)
+        folds = 0 if len(split.holdout) else 2
+        table, _, reports, cost = gp.irreducible_losses(
+            model, self.data, split, num_folds=folds, config=config, seed=seed
+        )
         accuracy = reports[0].figures["accuracy"]
         print(
             f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}, mixup {reports[0].mixup}: accuracy on the "
@@ -209,7 +220,7 @@ class World:
         wrong, margin = self.wrong[table.ids], table.rivals.margin.numpy()[table.ids]
         if not wrong.any():
             return ""
-        cuts = {"confident": suspected(table, self.data)} | {f"margin {m}": margin > m for m in (0, 1, 2, 3, 4)}
+        cuts = {kind: self.cut(table, kind) for kind in ("confident", "fair", "0", "1", "2", "3", "4")}
         shares = "; ".join(f"{n} {above[wrong].mean():.3f} {above[~wrong].mean():.3f}" for n, above in cuts.items())
         aucs = [auc(wrong, values) for values in (table.values.numpy()[table.ids], margin)]
         return f", AUC by loss {aucs[0]:.4f}, by margin {aucs[1]:.4f}; of wrong and of right labels above {shares}"
@@ -240,10 +251,17 @@ class World:
         if idea.gate:
             table = self.table_of(idea, seed)
             assert table.rivals is not None
-            confident = idea.gate == "confident"
-            margin = table.rivals.margin.numpy()[table.ids]
-            out[table.ids] = suspected(table, self.data) if confident else margin > float(idea.gate)
+            out[table.ids] = self.cut(table, idea.gate)
         return out
+
+    def cut(self, table: gp.IrreducibleLosses, gate: str) -> np.ndarray:
+        """Which labels of the table a gate leaves out."""
+        if gate == "fair":
+            return suspected(table, self.data)
+        if gate == "confident":
+            return contradicted(table, self.data.labels)
+        assert table.rivals is not None
+        return table.rivals.margin.numpy()[table.ids] > float(gate)
 
     def figures(self, ids: np.ndarray) -> dict[str, float]:
         """What a list holds: wrong labels, the share of examples ever seen, how unevenly often those are, and how
@@ -286,7 +304,7 @@ def parsed(text: str) -> Idea:
     """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above."""
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
     values["holdout"] = HOLDOUTS[values.get("holdout", "")]
-    numbers = {"until": float, "window": int}
+    numbers = {"until": float, "window": int, "late": float}
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
@@ -328,7 +346,8 @@ def chosen(
     """The ids of every idea, a row for each step; some proxies at once."""
     for name, idea in ideas.items():
         if not idea.proxy:
-            yield name, world.drawn(world.left_out(idea, seed), idea.until, steps, KEEP, seed)
+            ids = world.drawn(world.left_out(idea, seed), idea.until, steps, KEEP, seed)
+            yield name, arranged(world, idea, ids, len(world.train), seed)
     proxies = [(name, idea) for name, idea in ideas.items() if idea.proxy]
     for first in range(0, len(proxies), at_once):
         yield from chosen_by_proxies(world, proxies[first : first + at_once], steps, seed)
@@ -354,18 +373,42 @@ def chosen_by_proxies(
     recordings = record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config, seed=seed)
     for (name, idea), settings, recording in zip(proxies, each, recordings, strict=True):
         assert recording.ids is not None
-        yield name, dealt(recording.ids.reshape(steps, KEEP), idea.window or len(settings["ids"]) // KEEP, seed)
+        yield name, arranged(world, idea, recording.ids.reshape(steps, KEEP), len(settings["ids"]), seed)
 
 
-def dealt(ids: np.ndarray, window: int, seed: int) -> np.ndarray:
-    if window == 1:
+def arranged(world: World, idea: Idea, ids: np.ndarray, pool: int, seed: int) -> np.ndarray:
+    """A list in the order of its idea, its end drawn uniformly where the idea says so."""
+    steps = len(ids)
+    window = idea.window or max(1, min(pool // KEEP, steps // 8))
+    assert idea.deal in ("chance", "class", "loss"), idea.deal
+    if window > 1:
+        losses = world.table_of(idea, seed).values.numpy() if idea.deal == "loss" else np.zeros(len(world.data))
+        parts = enumerate(ids[first : first + window] for first in range(0, steps, window))
+        ids = np.concatenate(
+            [
+                dealt(part, seed, number)
+                if idea.deal == "chance"
+                else alike(part, world.data.labels, losses, seed + number)
+                for number, part in parts
+            ]
+        )
+    if not (late := round(idea.late * steps)):
         return ids
-    parts = []
-    for number, first in enumerate(range(0, len(ids), window)):
-        part = ids[first : first + window]
-        order = deal(part.reshape(-1), len(part), seed, number)
-        parts.append(part.reshape(-1)[order].reshape(part.shape))
-    return np.concatenate(parts)
+    uniform = world.drawn(np.zeros(len(world.data), bool), 0, late, KEEP, seed + 77)
+    return np.concatenate([ids[: steps - late], uniform])
+
+
+def dealt(part: np.ndarray, seed: int, number: int) -> np.ndarray:
+    order = deal(part.reshape(-1), len(part), seed, number)
+    return part.reshape(-1)[order].reshape(part.shape)
+
+
+def alike(part: np.ndarray, labels: np.ndarray, losses: np.ndarray, seed: int) -> np.ndarray:
+    """What lies side by side in the order of labels, then losses, goes to different batches."""
+    draw, ids = np.random.default_rng(seed), part.reshape(-1)
+    chance = draw.random(len(labels))
+    order = ids[np.lexsort((chance[ids], losses[ids], labels[ids]))]
+    return np.stack([block[draw.permutation(len(part))] for block in order.reshape(KEEP, len(part))], 1)
 
 
 def trained(world: World, lists: list[np.ndarray], model: str, seed: int) -> list[list[tuple[int, float]]]:
@@ -398,6 +441,7 @@ def main() -> None:
     parser.add_argument("--ideas", nargs="+", choices=IDEAS, metavar="NAME", default=list(IDEAS))
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS", help="an idea by its settings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--data-seed", type=int, default=0, help="of split and damage")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--small", help="in place of small_cnn and the thin ones, for data of another kind")
     parser.add_argument("--steps", type=int, default=4680)
@@ -413,14 +457,15 @@ def main() -> None:
         }
     source = load(a.data)
     with a.out.open("a") as out:
-        for world in (World(a.data, name, source, a.precision) for name in a.worlds):
+        for world in (World(a.data, name, source, a.precision, a.data_seed) for name in a.worlds):
             for seed in a.seeds:
                 lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
                 for first in range(0, len(lists), a.at_once):
                     part = lists[first : first + a.at_once]
                     curves = trained(world, [ids for _, ids in part], a.model, seed)
                     for (name, ids), curve in zip(part, curves, strict=True):
-                        line = {"idea": name, "world": world.name, "seed": seed, "accuracy": curve[-1][1]}
+                        line = {"idea": name, "world": world.name, "data seed": a.data_seed, "seed": seed}
+                        line |= {"accuracy": curve[-1][1]}
                         line |= world.figures(ids)
                         print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))
                         out.write(json.dumps(line | {"curve": curve, "settings": asdict(ideas[name])}) + "\n")

@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
+from goldiprox.cli.compare import _held_out
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
-from goldiprox.compare.figure import draw
+from goldiprox.compare.figure import _short, draw
 from goldiprox.compare.lab import Lab, identity
 from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
@@ -291,6 +292,10 @@ def own(monkeypatch):
     return Plan(config, steps=24, budgets=(0.5, 1, 2), seeds=(0, 1), compared=80)
 
 
+def describe_of(folder):
+    return json.loads((folder / "compare.json").read_text())
+
+
 def forbidden(*args, **kwargs):
     raise AssertionError("nothing is to be trained again")
 
@@ -354,6 +359,29 @@ class TestRuns:
         lab.uniform("cosine")
         ids = [i for batch in seen[1].batches for i in batch.ids.tolist()]
         assert set(ids) == set(range(len(lab.stages.data)))
+
+    def test_what_was_held_out_could_have_been_trained_on(self, own, tmp_path):
+        plan = replace(own, itself=False, compared=0)
+        held = compare(plan, tmp_path / "held")["schedules"]["cosine"]
+        everything = compare(replace(plan, uniform_on="everything"), tmp_path / "all")["schedules"]["cosine"]
+        assert held["uniform"]["everything"] == everything["uniform"]["accuracy"][1]  # as many steps
+        (sequence,) = (m["sequence"] for m in held["methods"].values())
+        gaps = zip(sequence["accuracy"]["values"], held["uniform"]["everything"]["values"], strict=True)
+        assert sequence["minus_everything"]["values"] == pytest.approx([a - b for a, b in gaps])
+        config = replace(own.config, data=replace(own.config.data, holdout=0.0), num_folds=2)
+        folds = compare(replace(plan, config=config), tmp_path / "folds")["schedules"]["cosine"]
+        for found in (everything, folds):  # all of it is what uniform trains on
+            assert found["uniform"]["everything"] is None
+            assert all(m["sequence"]["minus_everything"] is None for m in found["methods"].values())
+            assert draw({**describe_of(tmp_path / "held"), "schedules": {"cosine": found}}, tmp_path)
+
+    def test_a_legend_tells_methods_apart(self):
+        long = [f"default,candidates={n},il_model=my_models:resnet_of_width_16" for n in (32, 64)]
+        other = "default,il_model=my_models:resnet,holdout_epochs=3"
+        short = _short([*long, other, "default"])
+        assert [short[name] for name in long] == long
+        assert short["default"] == "default"
+        assert len(short[other]) == 40
 
     def test_tables_of_several_models_differ_from_one_and_cost_as_many(self, own, tmp_path):
         lab = Lab(own, tmp_path, Silent())
@@ -490,6 +518,19 @@ class TestRuns:
 
 
 class TestCommand:
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ([0.01, 0.03], "+2.0 points (+1.0 to +3.0) against uniform training on it too, for as many steps"),
+            ([-0.01, 0.005], "-0.2 points (-1.0 to +0.5) against uniform training on it too, for as many steps"),
+            ([-0.02, -0.01], "for as many steps; if you could train on it, cross-fit instead: --holdout 0 --folds 2"),
+            ([-0.02], "--holdout 0 --folds 2"),
+        ],
+    )
+    def test_what_holding_out_cost(self, values, said):
+        """Level with uniform on everything is not called below it."""
+        assert _held_out(asdict(interval(values))).endswith(said)
+
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")
         assert code == 0
@@ -500,7 +541,15 @@ class TestCommand:
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
-        for said in ("uniform, 2x", "default", "in FLOPs: ", "on its way: ", again):
+        for said in (
+            "uniform, 2x",
+            "uniform on all, 1x",
+            "the holdout: ",
+            "default",
+            "in FLOPs: ",
+            "on its way: ",
+            again,
+        ):
             assert said in shown
 
     @pytest.mark.parametrize(

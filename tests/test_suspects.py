@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import Rivals, contradicted, describe, rivals
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import average_precision, find_suspects, judge, suspected, trusted_ids
+from goldiprox.suspects import average_precision, fair_odds, find_suspects, judge, suspected, trusted_ids, wrong_share
 from test_cli import QUICK, goldiprox  # noqa: F401
 
 
@@ -59,16 +61,79 @@ def test_labels_are_suspected_at_odds():
     data = gp.TensorData(torch.zeros(6, 2), y, num_classes=2)
     losses, against = -probabilities.log()[torch.arange(6), y], rivals(probabilities.log(), y)
     table = gp.IrreducibleLosses(losses, rivals=against)
-    assert suspected(table, data).tolist() == [False, True, False, False, False, True]  # 11.5, 9 and 24 to 1
-    assert trusted_ids(table, data).tolist() == [0, 2, 3, 4]
+    assert suspected(table, data, odds=10).tolist() == [False, True, False, False, False, True]  # 11.5, 9 and 24 to 1
+    assert trusted_ids(table, data, odds=10).tolist() == [0, 2, 3, 4]
     assert trusted_ids(table, data, odds=2).tolist() == [0, 3]
-    assert trusted_ids(table, data, np.array([1, 2, 3])).tolist() == [2, 3]
+    assert trusted_ids(table, data, np.array([1, 2, 3]), odds=10).tolist() == [2, 3]
     losses[4] = torch.nan  # not on the training side
-    assert trusted_ids(gp.IrreducibleLosses(losses, rivals=against), data).tolist() == [0, 2, 3]
+    assert trusted_ids(gp.IrreducibleLosses(losses, rivals=against), data, odds=10).tolist() == [0, 2, 3]
     with pytest.raises(DataError, match="make it again"):
         suspected(gp.IrreducibleLosses(losses), data)
     with pytest.raises(ConfigError, match="1 or more"):
         suspected(table, data, odds=0.5)
+
+
+def made_up(
+    share: float, too_sure: float = 1.0, seed: int = 0
+) -> tuple[gp.IrreducibleLosses, gp.TensorData, np.ndarray]:
+    """Two classes, a model that is right as often as it says (were it not too sure), and a share of labels swapped."""
+    rng = np.random.default_rng(seed)
+    log_odds = rng.normal(0, 3, 20_000)  # for class 1
+    right = rng.random(len(log_odds)) < 1 / (1 + np.exp(-log_odds))
+    wrong = rng.random(len(log_odds)) < share
+    y = torch.as_tensor(right ^ wrong).long()
+    logits = torch.as_tensor(np.stack([np.zeros_like(log_odds), too_sure * log_odds], 1)).float()
+    losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    data = gp.TensorData(torch.zeros(len(y), 2), y, num_classes=2)
+    return gp.IrreducibleLosses(losses, rivals=rivals(logits, y)), data, wrong
+
+
+@pytest.mark.parametrize("too_sure", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
+def test_wrong_labels_are_told_from_hard_ones(share, too_sure):
+    table, _, wrong = made_up(share, too_sure)
+    assert 0.85 * wrong.mean() - 0.003 <= wrong_share(table) <= wrong.mean()
+
+
+@pytest.mark.parametrize("too_sure", [1.0, 2.0])
+@pytest.mark.parametrize(("num_classes", "spread"), [(10, 1.0), (10, 2.0), (100, 1.5), (100, 2.5), (100, 4.0)])
+def test_weak_models_of_many_classes_hold_nothing_against_clean_labels(num_classes, spread, too_sure):
+    """16 to 70% right, and up to six labels in ten contradicted at 10 to 1."""
+    generator = torch.Generator().manual_seed(0)
+    logits = spread * torch.randn(20_000, num_classes, generator=generator)
+    y = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    losses = torch.nn.functional.cross_entropy(too_sure * logits, y, reduction="none")
+    table = gp.IrreducibleLosses(losses, rivals=rivals(too_sure * logits, y))
+    data = gp.TensorData(torch.zeros(len(y), 2), y, num_classes=num_classes)
+    assert suspected(table, data, odds=10).mean() > 0.04
+    assert suspected(table, data).mean() < 0.03
+
+
+def test_what_is_hard_for_a_model_that_is_too_sure_is_not_left_out():
+    table, data, _ = made_up(0.0, too_sure=3.0)
+    assert suspected(table, data, odds=10).mean() > 0.05  # though all labels are right
+    assert suspected(table, data).mean() < 0.002
+    assert fair_odds(table) > 1e4
+    table, data, wrong = made_up(0.02, too_sure=3.0)
+    left_out = suspected(table, data)
+    assert left_out.mean() == pytest.approx(3 * wrong_share(table), abs=1e-3)
+    assert left_out.mean() < 0.9 * suspected(table, data, odds=10).mean()
+    assert left_out[wrong].mean() > 0.4
+    table, data, _ = made_up(0.3)
+    assert fair_odds(table) == 10.0  # never less
+    np.testing.assert_array_equal(suspected(table, data), suspected(table, data, odds=10))
+
+
+def test_the_odds_of_few_or_one_sided_labels():
+    y = torch.zeros(3).long()
+    data = gp.TensorData(torch.zeros(3, 2), y, num_classes=2)
+    for logits in (torch.tensor([[9.0, 0.0]] * 3), torch.tensor([[0.0, 90.0]] * 3), torch.zeros(3, 2)):
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        table = gp.IrreducibleLosses(losses, rivals=rivals(logits, y))
+        assert not suspected(table, data).any()  # three labels prove nothing
+        assert (wrong_share(table), fair_odds(table)) == (0, math.inf)
+    nothing = torch.full((3,), torch.nan)
+    assert wrong_share(gp.IrreducibleLosses(nothing, rivals=Rivals(nothing, nothing))) == 0
 
 
 def test_a_class_that_no_label_names_contradicts_nothing():
@@ -188,7 +253,9 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     assert code == 0, err
     assert "The 5 most suspect of 2,000 labels" in out
     assert "average precision of the whole order 0.9" in out
-    assert "Contradicted at 10 to 1: 3" in out  # of 2,000, of which 360 are wrong
+    assert re.search(
+        r"At least about 1\d\.\d% of the labels look wrong; .* at 10 to 1: 3\d\d of 2,000 labels", out
+    )  # 18%
     code, out, err = goldiprox("inspect", "i.arrow", "--suspects", "300", *flags, "--csv", "-")
     assert code == 0, err
     listed = list(csv.DictReader(io.StringIO(out)))
@@ -200,6 +267,8 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     shown = json.loads(out)
     assert shown["judged"]["listed"] == 300
     assert 300 < shown["contradicted"] < 400
+    assert 0.1 < shown["wrong_share"] < 0.18
+    assert shown["odds"] == 10
     assert list(csv.DictReader(io.StringIO((tmp_path / "s.csv").read_text()))) == listed
     assert [r["id"] for r in shown["suspects"]] == [int(r["id"]) for r in listed]
     for args, said in (
@@ -216,6 +285,17 @@ def test_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     assert goldiprox("select", "--acquisition", "loss", *QUICK)[0] == 0
     code, _, err = goldiprox("inspect", "sequence.arrow", "--suspects", "5", "--data", "mnist5k")
     assert (code, "sequence.arrow is a sequence. Give the table" in err) == (1, True), err
+    table = gp.IrreducibleLosses.open(tmp_path / "i.arrow")
+    agreed = Rivals(table.rivals.rival, -table.rivals.margin.abs())
+    made = {"data": table.data, "config": table.config, "parents": table.parents}
+    gp.IrreducibleLosses((-agreed.margin).neg().exp(), rivals=agreed, **made).save(tmp_path / "agreed.arrow")
+    code, out, err = goldiprox("inspect", "agreed.arrow", "--suspects", "5", *flags)
+    assert code == 0, err
+    assert "What is contradicted looks hard, not wrong: selection leaves nothing out (--trusted)." in " ".join(
+        out.split()
+    )
+    shown = json.loads(goldiprox("inspect", "agreed.arrow", "--suspects", "5", "--json", *flags)[1])
+    assert (shown["contradicted"], shown["wrong_share"], shown["odds"]) == (0, 0, None)
 
 
 def test_without_known_noise_nothing_is_said_about_truth(goldiprox):  # noqa: F811

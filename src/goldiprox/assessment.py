@@ -119,7 +119,7 @@ def sharpness(
     forward: Forward = call,
     num_workers: int | None = None,
 ) -> tuple[float, Tensor]:
-    """What logits are best multiplied with, judged by the cross-entropy of these ids, and the losses of each then.
+    """What logits are best multiplied with, judged by the cross-entropy of these ids; and which of these it misses.
 
     The inverse of their temperature (Guo, Pleiss, Sun & Weinberger 2017). Above 1 for a model that is not sure enough,
     such as one that learnt from blends. Few examples, or a handful that are all right, say little: they count against a
@@ -145,8 +145,7 @@ def sharpness(
         expected = ((logits * math.exp(middle)).softmax(1) * logits).sum(1)
         slope = math.exp(middle) * float((expected - own).sum()) + PRIOR * middle
         low, high = (low, middle) if slope > 0 else (middle, high)
-    factor = math.exp((low + high) / 2)
-    return factor, nn.functional.cross_entropy(logits * factor, labels, reduction="none")
+    return math.exp((low + high) / 2), (logits.argmax(1) != labels).double()
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

@@ -56,9 +56,9 @@ class HoldoutConfig:
         training: The optimiser.
         mixup: ``on``: learn from blends of two examples (`goldiprox.optim.TrainingConfig.losses`), which leaves less
             room to learn wrong labels by heart; inputs must be numbers that can be blended, not tokens. ``auto``: try
-            both, and keep the blends unless their loss on the inner part is higher, by more than a standard error. In
-            both cases logits are made as sharp as the inner part wants them (`goldiprox.assessment.sharpness`), where
-            the loss is cross-entropy.
+            both, and keep the blends unless they miss more of the inner part, by more than two standard errors (where
+            the loss is not cross-entropy: unless their loss is higher). In both cases logits are made as sharp as the
+            inner part wants them (`goldiprox.assessment.sharpness`), where the loss is cross-entropy.
         cleaned: Models of the other side first judge what is to be learnt from, and labels that they contradict with
             confidence are left out of it (`goldiprox.irreducible.contradicted`). Twice the price; for holdouts with
             wrong labels.
@@ -239,12 +239,13 @@ def _can_blend(example: Batch) -> bool:
 
 
 def _better(tried: list[tuple[Tensor, nn.Module, HoldoutReport]]) -> tuple[Tensor, nn.Module, HoldoutReport]:
-    """Of one or two models with their inner losses: the last, which learnt from blends and knows less by heart, unless
-    the first is better by more than a standard error. Wrong labels in the inner part blur how they compare.
+    """Of one or two models with what they miss of the inner part: the last, which learnt from blends and knows less by
+    heart, unless the first misses less by more than two standard errors. Losses reward a model that learnt how labels
+    go wrong; accuracy on noisy labels is the more reliable judge (Chen, Ye, Chen, Zhao & Heng 2021).
     """
     worse = tried[-1][0] - tried[0][0]
     error = worse.std() / len(worse) ** 0.5 if len(worse) > 1 else 0.0
-    return tried[0] if worse.mean() > error else tried[-1]
+    return tried[0] if worse.mean() > 2 * error else tried[-1]
 
 
 class _BestCheckpoint:
@@ -398,16 +399,16 @@ def irreducible_losses(
                 checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
             )
             total.merge(report.cost)
-            losses = torch.tensor([report.figures["loss"]], dtype=torch.float64)
+            judged, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
             if config.mixup != "off" and loss is cross_entropy:
                 with total.timed():
-                    factor, losses = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
-                if ranks:  # what a GPU rounds otherwise must not make ranks choose otherwise
-                    shared = ranks.share(torch.cat([losses.new_tensor([factor]), losses]).to(ranks.device)).cpu()
-                    factor, losses = shared[0].item(), shared[1:]
-                report.sharpness = factor
+                    factor, judged = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
                 total.add(report.rate, scored=len(report.inner))
-            tried.append((losses, model, report))
+            if ranks and config.mixup != "off":  # what a GPU rounds otherwise must not make ranks choose otherwise
+                shared = ranks.share(torch.cat([judged.new_tensor([factor]), judged]).to(ranks.device)).cpu()
+                factor, judged = shared[0].item(), shared[1:]
+            report.sharpness = factor
+            tried.append((judged, model, report))
         _, model, report = _better(tried)
         ways = [report.mixup]  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")

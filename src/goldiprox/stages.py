@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
@@ -31,7 +31,7 @@ from goldiprox.resolve import resolve
 from goldiprox.rules import RULE, Rule, make_rule, top_k
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
-from goldiprox.suspects import ODDS, check_odds, trusted_ids
+from goldiprox.suspects import check_odds, trusted_ids, usual_odds
 from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
 
@@ -113,13 +113,6 @@ def fitting_sizes(num_train: int) -> dict[str, int]:
 def usual_rule(text: str, acquisition: Acquisition) -> str:
     """The rule; for chance and what else looks at ids alone not the default one: a baseline takes no turns."""
     return "top_k" if text == RULE and acquisition in IDS_ONLY else text
-
-
-def usual_odds(given: float | None, acquisition: str, table: IrreducibleLosses | None) -> float:
-    """The odds; where none are given, the default ones if scores go by a table that says what is predicted."""
-    if given is not None:
-        return given
-    return ODDS if table is not None and table.rivals is not None and needs_table(acquisition) else 0.0
 
 
 class Progress(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox.acquisition import needs_table
 from goldiprox.data import TensorData
 from goldiprox.data.corruption import Truth
 from goldiprox.errors import ConfigError, DataError
@@ -16,6 +17,10 @@ from goldiprox.irreducible import IrreducibleLosses, held_against
 
 ODDS = 10.0
 """How much likelier than its label a model must hold another class for a label to be suspected."""
+DOUBT = 2.0
+"""By how much a smaller share may explain contradictions less well, in log-likelihood: about two standard errors."""
+AS_MANY = 3
+"""How many labels are left out at most, in multiples of those that are wrong by `wrong_share`."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,95 @@ def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
     return Suspects(*(a[order] for a in (ids, labels, score, losses, predicted, probability)))
 
 
-def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float = ODDS) -> np.ndarray:
+def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float | None = None) -> np.ndarray:
     """Whether each label of `table.ids` is suspected: the holdout model holds another class to be far likelier.
 
     Args:
         table: Irreducible losses of a classifier, made for this data; best by `HoldoutConfig.robust`, since a model
             that learnt wrong labels is never surer than their share allows.
         data: The base data set.
-        odds: How many times likelier.
+        odds: How many times likelier; by default `fair_odds`.
     """
     if data.num_classes is None:
         raise DataError(f"{data.name} has no class labels to suspect")
-    return held_against(table)[1] > math.log(check_odds(odds))
+    return held_against(table)[1] > math.log(fair_odds(table) if odds is None else check_odds(odds))
+
+
+def wrong_share(table: IrreducibleLosses) -> float:
+    """About how many labels are wrong, as a share, by a model that never saw them: no true labels are needed.
+
+    What is merely hard a model contradicts the more seldom the surer it is of its prediction; wrong labels it
+    contradicts however sure it is. So with a confidence of c (the log-odds of the predicted class against all others) a
+    label is contradicted with probability ``share + (1 - share) * sigmoid(-(a + b * c))``, where a and b make up for a
+    model that is too sure of itself, or not sure enough. Of all shares that explain the contradictions about as well as
+    the likeliest, the smallest is given: where a model is never sure, there is no telling. Nor are wrong labels counted
+    that it has learnt to expect.
+
+    Args:
+        table: Irreducible losses of a classifier.
+    """
+    _, margin = held_against(table)
+    if not len(margin):
+        return 0.0
+    # The probability of what is predicted; from 1e-7 below certainty on all are alike.
+    log_p = np.minimum(np.maximum(margin, 0) - table.values.numpy()[table.ids].astype(np.float64), -1e-7)
+    confidence = log_p - np.log(-np.expm1(log_p))
+    lowest, width = -8.0, 0.125
+    place = ((confidence.clip(lowest) - lowest) / width).astype(np.int64)
+    middle = lowest + (np.arange(place.max() + 1) + 0.5) * width
+    against, count = np.bincount(place[margin > 0], minlength=len(middle)), np.bincount(place)
+
+    def likelihood(low: float, high: float) -> tuple[float, float]:
+        """The highest for a share of this range, and that share: on a grid, then on smaller ones around the best."""
+        whole = np.array([[low, high], [-3.0, 3.0], [math.log(0.1), math.log(4)]])
+        ranges, best, found = whole, np.zeros(3), -math.inf
+        for _ in range(12):
+            axes = [np.linspace(start, end, 13 if end > start else 1) for start, end in ranges]
+            share, a, log_b = axes
+            hard = 1 / (1 + np.exp((a[:, None, None] + np.exp(log_b)[:, None] * middle).clip(-500, 500)))
+            contradicted = (share[:, None, None, None] * (1 - hard) + hard).clip(1e-12, 1 - 1e-12)
+            values = np.log(contradicted) @ against + np.log1p(-contradicted) @ (count - against)
+            if values.max() > found:
+                found, at = float(values.max()), np.unravel_index(values.argmax(), values.shape)
+                best = np.array([axis[n] for axis, n in zip(axes, at, strict=True)])
+            reach = (ranges[:, 1] - ranges[:, 0]) / 4
+            ranges = np.stack([best - reach, best + reach], 1).clip(whole[:, :1], whole[:, 1:])
+        return found, float(best[0])
+
+    highest, high = likelihood(0.0, 0.5)
+    low = 0.0
+    if likelihood(low, low)[0] >= highest - DOUBT:
+        return low
+    for _ in range(10):
+        half = (low + high) / 2
+        low, high = (low, half) if likelihood(half, half)[0] >= highest - DOUBT else (half, high)
+    return high
+
+
+def fair_odds(table: IrreducibleLosses) -> float:
+    """The odds at which labels are left out where none are given: `ODDS`, or more, so that not more than three times as
+    many go as are wrong by `wrong_share`.
+
+    A weak model contradicts right labels at 10 to 1 too, and what is hard for it is worth learning. But to catch most
+    of the wrong ones, more than these must go: the order is not perfect, and the share rather too small. Infinite where
+    no label looks wrong.
+
+    Args:
+        table: Irreducible losses of a classifier.
+    """
+    margin = np.sort(held_against(table)[1])[::-1]
+    most = min(int(AS_MANY * wrong_share(table) * len(margin)), len(margin) - 1)
+    return max(ODDS, math.exp(min(margin[most], 500.0))) if most > 0 else math.inf
+
+
+def usual_odds(given: float | None, acquisition: str, table: IrreducibleLosses | None) -> float:
+    """The odds, 0 for none; where none are given, the fair ones if scores go by a table that says what is predicted."""
+    if given is not None:
+        return given
+    if table is None or table.rivals is None or not needs_table(acquisition):
+        return 0.0
+    odds = fair_odds(table)
+    return odds if math.isfinite(odds) else 0.0
 
 
 def check_odds(odds: float) -> float:
@@ -87,7 +169,7 @@ def check_odds(odds: float) -> float:
 
 
 def trusted_ids(
-    table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None, *, odds: float = ODDS
+    table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None, *, odds: float | None = None
 ) -> np.ndarray:
     """What to select from where suspected labels are left out: ``record(..., ids=trusted_ids(table, data))``.
 

@@ -149,6 +149,8 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
         for unit, verdict in judged["verdict"].items():
             out.print(f"  in {_UNITS[unit]}: {verdict['sentence']}")
         out.print(f"  on its way: {_below(judged)}")
+        if judged["minus_everything"]:
+            out.print(f"  the holdout: {_held_out(judged['minus_everything'])}")
 
 
 _UNITS = {"flops": "FLOPs", "seconds": "seconds"}
@@ -183,11 +185,21 @@ def _below(judged: dict[str, Any]) -> str:
     return f"below uniform by more than one standard error at steps {at}"
 
 
+def _held_out(gap: dict[str, Any]) -> str:
+    spread = f"{100 * gap['mean']:+.1f} points ({100 * gap['low']:+.1f} to {100 * gap['high']:+.1f})"
+    against = "against uniform training on it too, for as many steps"
+    if gap["mean"] >= -(gap["error"] or 0):
+        return f"{spread} {against}"
+    return f"{spread} {against}; if you could train on it, cross-fit instead: --holdout 0 --folds 2"
+
+
 def _accuracies(schedule: str, found: dict[str, Any], kinds: list[Any], result: dict[str, Any]) -> Any:
     rows = [
         [f"uniform, {budget:g}x", _spread(accuracy), "", ""]
         for budget, accuracy in zip(found["uniform"]["budgets"], found["uniform"]["accuracy"], strict=True)
     ]
+    if found["uniform"]["everything"]:
+        rows.append(["uniform on all, 1x", _spread(found["uniform"]["everything"]), "", ""])
     for name, judged in kinds:
         worth, gap = judged["worth"], judged["minus_uniforms_best"]
         rows.append(

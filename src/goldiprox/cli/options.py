@@ -80,7 +80,12 @@ SELECTION: list[Flag] = [
     ("candidates", int, 320, "Examples scored per step."),
     ("keep", int, 32, "Examples trained on per step."),
     ("epochs", int, 20, "Passes over the candidates."),
-    ("trusted", float | None, None, f"Leave out labels contradicted at these odds (default: {ODDS:g}; 0: none)."),
+    (
+        "trusted",
+        float | None,
+        None,
+        f"Leave out labels contradicted at these odds (0: none; default: {ODDS:g}, more where labels look right).",
+    ),
     ("ahead", bool, False, "Choose before the last update: scores are a step old, and on a GPU cost less time."),
 ]
 MACHINE: list[Flag] = [

@@ -1,5 +1,6 @@
 """`goldiprox inspect --suspects`: labels that are probably wrong."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
 from goldiprox.stages import RunConfig, Stages
-from goldiprox.suspects import ODDS, as_csv, find_suspects, judge, rows, suspected
+from goldiprox.suspects import as_csv, fair_odds, find_suspects, judge, rows, suspected, wrong_share
 
 
 def show(
@@ -43,7 +44,9 @@ def show(
     truth = stages.prepared.truth if damaged else None
     found = find_suspects(opened, stages.data)
     records = list(rows(found, stages.data, count=count, truth=truth))
-    doubted = int(suspected(opened, stages.data).sum()) if (found.predicted >= 0).all() else None
+    known = bool((found.predicted >= 0).all())
+    share, odds = (wrong_share(opened), fair_odds(opened)) if known else (None, math.inf)
+    doubted = int(suspected(opened, stages.data).sum()) if known else None
     judged = judge(truth.mislabelled[found.ids], count) if truth else None
     if csv == "-":
         sys.stdout.write(as_csv(records))
@@ -51,14 +54,16 @@ def show(
     if csv:
         write_atomically(Path(csv), as_csv(records).encode())
     if json:
-        print_json({"path": str(file), "suspects": records, "contradicted": doubted, "judged": judged, "csv": csv})
+        cut = {"contradicted": doubted, "odds": odds if math.isfinite(odds) else None, "wrong_share": share}
+        print_json({"path": str(file), "suspects": records, **cut, "judged": judged, "csv": csv})
         return
     if not csv:
         out.print(_table(records, len(found)))
-    if doubted is not None:
-        out.print(
-            f"Contradicted at {ODDS:g} to 1: {doubted:,} of {len(found):,} labels, left out in selection (--trusted)."
-        )
+    if doubted is not None and share is not None:
+        cut = f"contradicted at {odds:,.0f} to 1: {doubted:,} of {len(found):,} labels"
+        seen = f"At least about {percent(share)} of the labels look wrong; selection leaves out what is {cut}"
+        none = "What is contradicted looks hard, not wrong: selection leaves nothing out"
+        out.print(f"{seen if share else none} (--trusted).")
     if judged and judged["average_precision"] is not None:
         out.print(
             f"Known to be wrong: {judged['wrong']:,} of {judged['of']:,} labels. Of these {judged['listed']:,}, "

@@ -1,5 +1,6 @@
 """A comparison as a picture: uniform's frontier with the methods on it, and the curves of runs of equal length."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,16 @@ def _frontier(axes: Any, schedule: str, found: dict[str, Any], result: dict[str,
     budgets = uniform["budgets"]
     runs = np.asarray([a["values"] for a in uniform["accuracy"]]).T
     plots.band(axes, budgets, 100 * runs, color=plots.COLOURS["uniform"], label="uniform", marker="o", ms=4)
-    everything = [runs.ravel()]
+    shown, names = [runs.ravel()], _short(found["methods"])
+    if both := uniform.get("everything"):
+        values = 100 * np.asarray(both["values"])
+        style = {"color": plots.COLOURS["uniform"], "marker": "s", "mfc": "white", "ms": 5, "ls": "", "capsize": 2}
+        spread = [[values.mean() - values.min()], [values.max() - values.mean()]]
+        axes.errorbar([1], [values.mean()], yerr=spread, label="uniform, on the holdout too", **style)
+        shown.append(values / 100)
     for number, (name, method) in enumerate(found["methods"].items()):
         colour = _colours(found)[number]
-        for kind, marker, label in _kinds(method, name):
+        for kind, marker, label in _kinds(method, names[name]):
             accuracy, worth = method[kind]["accuracy"], method[kind]["worth"]["steps"]
             mean, low, high = (100 * accuracy[k] for k in ("mean", "low", "high"))
             beside = 1.025 ** (number - (len(found["methods"]) - 1) / 2)  # so that methods do not hide each other
@@ -47,11 +54,11 @@ def _frontier(axes: Any, schedule: str, found: dict[str, Any], result: dict[str,
                 axes.plot([worth["times"]], [mean], color=colour, marker=arrow, ms=4, ls="")
             style = {"color": colour, "marker": marker, "ms": 6, "ls": "", "capsize": 2, "elinewidth": 1}
             axes.errorbar([beside], [mean], yerr=[[mean - low], [high - mean]], label=label, **style)
-            everything.append(np.asarray(accuracy["values"]))
+            shown.append(np.asarray(accuracy["values"]))
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"{b:g}x" for b in budgets])
     axes.minorticks_off()
-    _limits(axes, np.concatenate(everything))
+    _limits(axes, np.concatenate(shown))
     axes.set_ylabel("final test accuracy (%)", fontsize=9)
     axes.set_xlabel(f"budget: multiples of {result['steps']:,} steps of {result['keep']} ({schedule} rate)", fontsize=8)
 
@@ -59,10 +66,10 @@ def _frontier(axes: Any, schedule: str, found: dict[str, Any], result: dict[str,
 def _curves(axes: Any, schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
     uniform = found["uniform"]
     equal = uniform["curves"][uniform["steps"].index(result["steps"])]
-    later = []
+    later, names = [], _short(found["methods"])
     curves = [("uniform", equal, plots.COLOURS["uniform"], "-")]
     for colour, (name, method) in zip(_colours(found), found["methods"].items(), strict=True):
-        for kind, _, label in _kinds(method, name):
+        for kind, _, label in _kinds(method, names[name]):
             curves.append((label, method[kind]["curve"], colour, "-" if kind == "sequence" else "--"))
     for _, curve, colour, line in curves:
         values = 100 * np.asarray(curve["accuracy"])
@@ -73,9 +80,15 @@ def _curves(axes: Any, schedule: str, found: dict[str, Any], result: dict[str, A
     axes.set_ylabel("test accuracy (%)", fontsize=9)
 
 
+def _short(names: Iterable[str]) -> dict[str, str]:
+    """For the legend: long names without their middle, unless that is what tells two of them apart."""
+    short = {name: name if len(name) <= 40 else f"{name[:19]}…{name[-20:]}" for name in names}
+    told = list(short.values())
+    return {name: text if told.count(text) == 1 else name for name, text in short.items()}
+
+
 def _kinds(method: dict[str, Any], name: str) -> list[tuple[str, str, str]]:
-    short = name if len(name) <= 32 else name[:31] + "…"
-    kinds = [("sequence", "D", f"{short}: the proxy's sequence"), ("itself", "^", f"{short}: selecting for itself")]
+    kinds = [("sequence", "D", f"{name}: the proxy's sequence"), ("itself", "^", f"{name}: selecting for itself")]
     return [kind for kind in kinds if kind[0] in method]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.analysis import share
 from goldiprox.compare.methods import Method
-from goldiprox.compare.plan import EVALUATIONS, Plan
+from goldiprox.compare.plan import EVALUATIONS, Plan, UniformOn
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
 from goldiprox.errors import ConfigError
@@ -32,9 +32,9 @@ from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
 from goldiprox.split import digest_ids
-from goldiprox.stages import Progress, Stages, usual_odds, usual_rule
+from goldiprox.stages import Progress, Stages, usual_rule
 from goldiprox.store import Kept, Runs, Store
-from goldiprox.suspects import trusted_ids
+from goldiprox.suspects import trusted_ids, usual_odds
 from goldiprox.training import replay_many
 
 OTHER_MODELS = 1_000_003
@@ -96,19 +96,32 @@ class Lab:
             return [[_beginning(run, steps) for run in whole] for steps in lengths]
         return [self._uniform(schedule, steps, max(plan.unit, steps // EVALUATIONS)) for steps in lengths]
 
-    def _uniform(self, schedule: Schedule, steps: int, every: int) -> Runs:
-        config, name = self.plan.training(schedule), self.plan.config.model
+    def everything(self, schedule: Schedule) -> Runs | None:
+        """The large model on shuffled passes over both sides, for as many steps as methods train it.
+
+        None where `uniform` gives that: what was held out for selection could have been trained on.
+        """
+        if self.plan.uniform_on == "everything" or not len(self.stages.prepared.split.holdout):
+            return None
+        return self._uniform(schedule, self.plan.method_steps, self.plan.unit, on="everything")
+
+    def _uniform(self, schedule: Schedule, steps: int, every: int, on: UniformOn | None = None) -> Runs:
+        config, name, on = self.plan.training(schedule), self.plan.config.model, on or self.plan.uniform_on
+        ids = self.train
+        if on == "everything":
+            ids = np.union1d(ids, self.stages.prepared.split.holdout)
 
         def settings(seed: int) -> dict[str, Any]:
             given = {"model": identity(name), "dropout": self.plan.config.dropout, "keep": self.plan.config.keep}
-            given |= {"on": self.plan.uniform_on, "steps": steps, "every": every}
+            given |= {"on": on, "steps": steps, "every": every}
             return {**self._data, **given, **asdict(config), "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
-            with self._stage(f"uniform, {steps:,} steps", name, steps) as on_step:
+            title = f"uniform, {steps:,} steps{', all data' * (ids is not self.train)}"
+            with self._stage(title, name, steps) as on_step:
                 models = [self.stages.build(name, "model", seed) for seed in seeds]
                 tasks = [
-                    self._plain(model, seed, steps, every, config, on_step if n == 0 else None)
+                    self._plain(model, ids, seed, steps, every, config, on_step if n == 0 else None)
                     for n, (model, seed) in enumerate(zip(models, seeds, strict=True))
                 ]
                 return [Kept(figures(h)) for h in fit_together(tasks, engine=self.plan.config.engine)]
@@ -116,12 +129,16 @@ class Lab:
         return self._runs("uniform", settings, make, self.plan.at_once)
 
     def _plain(
-        self, model: nn.Module, seed: int, steps: int, every: int, config: TrainingConfig, on_step: OnStep | None
+        self,
+        model: nn.Module,
+        ids: np.ndarray,
+        seed: int,
+        steps: int,
+        every: int,
+        config: TrainingConfig,
+        on_step: OnStep | None,
     ) -> Task:
         data, num_workers, device = self.stages.data, self.plan.config.num_workers, device_of(model)
-        ids = self.train
-        if self.plan.uniform_on == "everything":
-            ids = np.union1d(ids, self.stages.prepared.split.holdout)
         sampler = CandidateSampler(ids, self.plan.config.keep, seed=seed, steps=steps)
         batches = iterate(data, sampler.batches(), device=device, num_workers=num_workers, seed=seed)
         resident = on_device(data, device, num_workers)

@@ -88,6 +88,8 @@ class Uniform:
         self.frontier = Frontier(self.budgets, self.accuracies)
         self.equal = self.runs[self.steps.index(lab.plan.method_steps)]
         """Those as long as the methods'."""
+        self.everything = lab.everything(schedule)
+        """Likewise, on the holdout too; None where that is what all of them train on."""
 
     def step_cost(self, unit: str) -> float | None:
         """Of the large model, per uniform step."""
@@ -99,6 +101,7 @@ class Uniform:
             "budgets": self.budgets,
             "steps": self.steps,
             "accuracy": [asdict(interval(_final(runs))) for runs in self.runs],
+            "everything": None if self.everything is None else asdict(interval(_final(self.everything))),
             "frontier": self.frontier.best.mean(0).tolist(),
             "per_step": {unit: self.step_cost(unit) for unit in ("flops", "seconds")},
             "curves": [{"steps": runs[0].numbers["steps"], "accuracy": _curves(runs)} for runs in self.runs],
@@ -134,7 +137,9 @@ def _judged(lab: Lab, runs: Runs, uniform: Uniform, once: dict[str, Any]) -> dic
         bills[unit] = Bill(step, lab.plan.method_steps, each, once[unit]) if known else None  # type: ignore[arg-type]
     steps = runs[0].numbers["steps"]
     below = below_uniform(_curves(runs), _curves(uniform.equal))
+    both = None if uniform.everything is None else _final(uniform.everything)
     return judge(_final(runs), uniform.frontier, uniform.accuracies, bills, REPLAYS) | {
+        "minus_everything": None if both is None else asdict(interval(_differences(_final(runs), both))),
         "curve": {"steps": steps, "accuracy": _curves(runs)},
         "below_uniform_at": None if below is None else [steps[i] for i in below],
         "together": sorted({run.numbers["together"] for run in runs}),
@@ -198,7 +203,12 @@ def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterat
     for schedule in plan.schedules:
         uniform = Uniform(lab, schedule)
         line = uniform.as_dict()
-        yield {"trial": "uniform", "schedule": schedule, **about, **{k: line[k] for k in ("budgets", "accuracy")}}
+        yield {
+            "trial": "uniform",
+            "schedule": schedule,
+            **about,
+            **{k: line[k] for k in ("budgets", "accuracy", "everything")},
+        }
         for method in plan.methods:
             try:
                 found = of_method(lab, method, schedule, uniform)
@@ -209,6 +219,10 @@ def trials(plan: Plan, out: Path, *, progress: Progress | None = None) -> Iterat
 
 def _final(runs: Runs) -> list[float]:
     return [run.numbers["accuracy"][-1] for run in runs]
+
+
+def _differences(a: list[float], b: list[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _curves(runs: Runs) -> list[list[float]]:
