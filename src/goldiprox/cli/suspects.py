@@ -63,7 +63,7 @@ def show(
         cut = f"contradicted at {odds:,.0f} to 1: {doubted:,} of {len(found):,} labels"
         seen = f"At least about {percent(share)} of the labels look wrong; selection leaves out what is {cut}"
         none = "What is contradicted looks hard, not wrong: selection leaves nothing out"
-        out.print(f"{seen if share else none} (--trusted).")
+        out.print(f"{seen if math.isfinite(odds) else none} (--trusted).")
     if judged and judged["average_precision"] is not None:
         out.print(
             f"Known to be wrong: {judged['wrong']:,} of {judged['of']:,} labels. Of these {judged['listed']:,}, "
