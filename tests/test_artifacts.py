@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from goldiprox import artifacts, lazy, messages
-from goldiprox.artifacts import Header, Table, TableWriter
+from goldiprox.artifacts import Header, Table, TableWriter, save_weights
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
@@ -394,3 +396,19 @@ def test_only_plain_files_are_read(tmp_path):
         Table.open(tmp_path / "pipe.arrow", kind="sequence")
     with pytest.raises(CorruptFile, match="cannot be read"):
         Table.open(tmp_path, kind="sequence")
+
+
+def test_what_a_kill_left_of_weights_goes_with_the_next_ones(tmp_path):
+    path, model = tmp_path / "proxy.safetensors", torch.nn.Linear(2, 3)
+    left = tmp_path / "proxy.safetensors.saving"
+    left.mkdir()
+    for name in (".tmpVsNUwq", "proxy.safetensors"):
+        (left / name).write_text("half")
+    save_weights(model, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["proxy.safetensors"]
+    assert torch.equal(load_file(path)["weight"], model.weight)
+    path.unlink()
+    path.mkdir()  # so that it cannot get its name
+    with pytest.raises(OutputNotWritable):
+        save_weights(model, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["proxy.safetensors"]

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -410,18 +411,22 @@ def save_weights(model: "nn.Module", path: Path) -> None:
     """A model's weights as safetensors, put under their name in one step."""
     from safetensors.torch import save_model
 
-    partial = partial_path(path)
+    # A folder, because safetensors has a file of its own on the way, which a kill would leave for good.
+    folder = path.with_name(path.name + ".saving")
     with writing(path):
-        partial.touch()
-        mode = partial.stat().st_mode
+        folder.mkdir(exist_ok=True)
         try:
+            partial = folder / path.name
+            partial.touch()
+            mode = partial.stat().st_mode
             save_model(model, str(partial))
+            partial.chmod(mode)  # safetensors makes files that nobody else can read
+            sync(partial)
+            publish(partial, path)
         except SafetensorError as e:
-            partial.unlink(missing_ok=True)
             raise OutputNotWritable(f"writing {path} failed: {e}") from e
-        partial.chmod(mode)  # safetensors makes files that nobody else can read
-    sync(partial)
-    publish(partial, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class JsonLines:
