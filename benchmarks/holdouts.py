@@ -27,7 +27,7 @@ from goldiprox.data import load
 from goldiprox.forward import call, in_precision
 from goldiprox.holdout import train_holdout_model
 from goldiprox.irreducible import Rivals, contradicted
-from goldiprox.suspects import ODDS
+from goldiprox.suspects import ODDS, fair_odds, wrong_share
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -99,15 +99,21 @@ def inner(world: World, model: str, seed: int, max_epochs: int) -> dict[str, Any
 
 
 def of_runs(world: World, folder: Path) -> Iterator[dict[str, Any]]:
-    """How well the tables of kept runs tell wrong labels."""
+    """How well the tables of kept runs tell wrong labels, and what is left out at 10 to 1 and by default."""
     train = world.prepared.split.train
+    wrong = world.wrong[train]
     for path in sorted(folder.glob("holdout-*.json")):
-        run, margin = json.loads(path.read_text()), np.load(path.with_suffix(".npz"))["margin"][train]
+        run, kept = json.loads(path.read_text()), np.load(path.with_suffix(".npz"))
+        arrays = {name: torch.from_numpy(kept[name]) for name in kept.files}
+        table = gp.IrreducibleLosses(arrays["values"], rivals=Rivals(arrays["rival"], arrays["margin"]))
+        margin, odds = arrays["margin"].numpy()[train], fair_odds(table)
         found = {name: run["settings"][name] for name in ("il_model", "seed")} | run["numbers"]
-        cut = margin > np.log(ODDS)  # not fair_odds: the same for all
-        right, wrong = cut[~world.wrong[train]].mean(), cut[world.wrong[train]].mean()
-        found |= {"auc": round(auc(world.wrong[train], margin), 4)}
-        yield found | {"left out, of right and wrong": [round(float(share), 3) for share in (right, wrong)]}
+        found |= {"auc": round(auc(wrong, margin), 4)} if wrong.any() else {}
+        found |= {"wrong share": round(wrong_share(table), 4), "odds": odds if np.isfinite(odds) else None}
+        for name, cut in ((f"{ODDS:g} to 1", margin > np.log(ODDS)), ("by default", margin > np.log(odds))):
+            shares = [round(float(cut[kind].mean()), 3) if kind.any() else None for kind in (~wrong, wrong)]
+            found[f"left out {name}, of right and wrong"] = shares
+        yield found
 
 
 def lines(world: World, a: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -109,31 +109,43 @@ def wrong_share(table: IrreducibleLosses) -> float:
     middle = lowest + (np.arange(place.max() + 1) + 0.5) * width
     against, count = np.bincount(place[margin > 0], minlength=len(middle)), np.bincount(place)
 
-    def likelihood(low: float, high: float) -> tuple[float, float]:
-        """The highest for a share of this range, and that share: on a grid, then on smaller ones around the best."""
-        whole = np.array([[low, high], [-3.0, 3.0], [math.log(0.1), math.log(4)]])
-        ranges, best, found = whole, np.zeros(3), -math.inf
-        for _ in range(12):
-            axes = [np.linspace(start, end, 13 if end > start else 1) for start, end in ranges]
-            share, a, log_b = axes
-            hard = 1 / (1 + np.exp((a[:, None, None] + np.exp(log_b)[:, None] * middle).clip(-500, 500)))
-            contradicted = (share[:, None, None, None] * (1 - hard) + hard).clip(1e-12, 1 - 1e-12)
-            values = np.log(contradicted) @ against + np.log1p(-contradicted) @ (count - against)
-            if values.max() > found:
-                found, at = float(values.max()), np.unravel_index(values.argmax(), values.shape)
-                best = np.array([axis[n] for axis, n in zip(axes, at, strict=True)])
-            reach = (ranges[:, 1] - ranges[:, 0]) / 4
-            ranges = np.stack([best - reach, best + reach], 1).clip(whole[:, :1], whole[:, 1:])
-        return found, float(best[0])
-
-    highest, high = likelihood(0.0, 0.5)
+    highest, high = _likeliest(middle, against, count, 0.0, 0.5)
     low = 0.0
-    if likelihood(low, low)[0] >= highest - DOUBT:
+    if _likeliest(middle, against, count, low, low)[0] >= highest - DOUBT:
         return low
     for _ in range(10):
         half = (low + high) / 2
-        low, high = (low, half) if likelihood(half, half)[0] >= highest - DOUBT else (half, high)
+        as_good = _likeliest(middle, against, count, half, half)[0] >= highest - DOUBT
+        low, high = (low, half) if as_good else (half, high)
     return high
+
+
+def _likeliest(
+    confidence: np.ndarray, against: np.ndarray, count: np.ndarray, low: float, high: float
+) -> tuple[float, float]:
+    """The highest log-likelihood with a share of this range, and that share: on a grid, then on ever smaller ones.
+
+    Args:
+        confidence: Of every group of labels.
+        against: How many of a group are contradicted.
+        count: How many it has.
+        low: The smallest share.
+        high: The largest.
+    """
+    whole = np.array([[low, high], [-3.0, 3.0], [math.log(0.1), math.log(4)]])
+    ranges, best, found = whole, np.zeros(3), -math.inf
+    for _ in range(12):
+        axes = [np.linspace(start, end, 13 if end > start else 1) for start, end in ranges]
+        share, a, log_b = axes
+        hard = 1 / (1 + np.exp((a[:, None, None] + np.exp(log_b)[:, None] * confidence).clip(-500, 500)))
+        contradicted = (share[:, None, None, None] * (1 - hard) + hard).clip(1e-12, 1 - 1e-12)
+        values = np.log(contradicted) @ against + np.log1p(-contradicted) @ (count - against)
+        if values.max() > found:
+            found, at = float(values.max()), np.unravel_index(values.argmax(), values.shape)
+            best = np.array([axis[n] for axis, n in zip(axes, at, strict=True)])
+        reach = (ranges[:, 1] - ranges[:, 0]) / 4
+        ranges = np.stack([best - reach, best + reach], 1).clip(whole[:, :1], whole[:, 1:])
+    return found, float(best[0])
 
 
 def fair_odds(table: IrreducibleLosses) -> float:

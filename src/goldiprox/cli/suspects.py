@@ -46,7 +46,7 @@ def show(
     records = list(rows(found, stages.data, count=count, truth=truth))
     known = bool((found.predicted >= 0).all())
     share, odds = (wrong_share(opened), fair_odds(opened)) if known else (None, math.inf)
-    doubted = int(suspected(opened, stages.data).sum()) if known else None
+    doubted = (int(suspected(opened, stages.data, odds=odds).sum()) if math.isfinite(odds) else 0) if known else None
     judged = judge(truth.mislabelled[found.ids], count) if truth else None
     if csv == "-":
         sys.stdout.write(as_csv(records))

@@ -233,6 +233,7 @@ class Lab:
         if self.needs_table(method):
             tables = self.tables(method)[0]
         mine = dict(zip(plan.seeds, tables, strict=True))
+        pools = {seed: self._pool(method, table) for seed, table in mine.items()}
         candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
 
         def settings(seed: int) -> dict[str, Any]:
@@ -245,7 +246,7 @@ class Lab:
                 "candidates": candidates,
                 "keep": plan.config.keep,
                 "table": "" if table is None else table.digest,
-                "pool": digest_ids(self._pool(method, table)),
+                "pool": digest_ids(pools[seed]),
                 "compared": plan.compared if table is not None and role == "proxy" else 0,
             }
             return {**self._data, **given, **asdict(config), "steps": steps, "every": plan.unit, "seed": seed}
@@ -260,7 +261,7 @@ class Lab:
                     engine=plan.config.engine,
                     each=[
                         {"seed": seed, "irreducible": mine[seed], "evaluate": watcher}
-                        | {"ids": self._pool(method, mine[seed])}
+                        | {"ids": pools[seed]}
                         | ({"out": path, "force": True} if role == "proxy" else {})
                         | ({"on_step": on_step} if n == 0 else {})
                         for n, (seed, watcher, path) in enumerate(zip(seeds, watchers, paths, strict=True))
