@@ -80,6 +80,12 @@ class Idea:
             an eighth of the run at most.
         deal: How: by chance, or so that batches are alike in labels (``class``), in irreducible losses too (``loss``).
         late: The share of the run at its end that is drawn uniformly instead.
+        proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
+        spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
+            irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
+        weight: Losses are weighted with this power of how often an example is in the list.
+        soft: The share of the holdout model's prediction in the target.
+        smooth: The share of all classes alike in the target.
     """
 
     proxy: str = ""
@@ -91,6 +97,11 @@ class Idea:
     window: int = 1
     deal: str = "chance"
     late: float = 0.0
+    proxies: int = 1
+    spread: float = 0.0
+    weight: float = 0.0
+    soft: float = 0.0
+    smooth: float = 0.0
 
 
 S, T = Idea("small_cnn"), Idea("thin16")
@@ -176,7 +187,7 @@ MODELS |= {"thin16": thin16, "thin20": thin20}
 class World:
     """One data set with its damage, on the device."""
 
-    def __init__(self, data: str, name: str, source: Any, precision: Any, data_seed: int = 0):
+    def __init__(self, data: str, name: str, source: Any, precision: Any, data_seed: int = 0, copies: int = 0):
         self.name, self.precision = name, precision
         self.prepared = prepare(DataConfig(data, data_seed=data_seed, **WORLDS[name]), source)
         base, test = self.prepared.data, self.prepared.test
@@ -188,6 +199,13 @@ class World:
         self.train, self.wrong = self.prepared.split.train, self.prepared.truth.mislabelled
         self.evaluate = evaluate_on(self.test, forward=in_precision(call, precision))
         self.table = cache(self._table)
+        self.predicted: dict[str, Tensor] = {}
+        """What the holdout model of a table (its digest) takes for the label: a row of probabilities for each."""
+        self.copies = copies
+        x = augmented(self.data.x, copies) if copies else self.data.x
+        ids = torch.arange(len(self.data), device=self.device).repeat(max(1, copies))
+        self.numbered = self.data.replace(x=x, y=ids, num_classes=len(self.data))
+        """The same inputs, their ids for targets: the loss looks up the rest."""
 
     def build(self, name: str, seed: int) -> nn.Module:
         model = build(name, self.data.input_shape, self.data.num_classes or 0, seed=seed, device=self.device)
@@ -203,9 +221,11 @@ class World:
         )
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
         folds = 0 if len(split.holdout) else 2
-        table, _, reports, cost = gp.irreducible_losses(
+        table, models, reports, cost = gp.irreducible_losses(
             model, self.data, split, num_folds=folds, config=config, seed=seed
         )
+        if not folds:
+            self.predicted[table.digest] = self._predicted(models[0], reports[0].sharpness)
         accuracy = reports[0].figures["accuracy"]
         print(
             f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}, mixup {reports[0].mixup}: accuracy on the "
@@ -213,6 +233,15 @@ class World:
             flush=True,
         )
         return table
+
+    @torch.no_grad()
+    def _predicted(self, model: nn.Module, sharpness: float) -> Tensor:
+        forward, rows = in_precision(call, self.precision), torch.as_tensor(self.train, device=self.device)
+        out = torch.zeros(len(self.data), self.data.num_classes or 0, device=self.device)
+        model.eval()
+        for ids in rows.split(1000):
+            out[ids] = (sharpness * forward(model, self.data.gather(ids)[0]).float()).softmax(1)
+        return out
 
     def search(self, table: gp.IrreducibleLosses) -> str:
         """How well the table tells wrong labels: AUCs, and for some cuts the share of wrong and of right ones above."""
@@ -263,6 +292,43 @@ class World:
         assert table.rivals is not None
         return table.rivals.margin.numpy()[table.ids] > float(gate)
 
+    def loss(self, idea: Idea, ids: np.ndarray, seed: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss by ids: cross-entropy against labels, or against what an idea puts in their place."""
+        labels, classes = torch.as_tensor(self.data.labels, device=self.device).long(), self.data.num_classes or 0
+        target = nn.functional.one_hot(labels, classes).float()
+        target = (1 - idea.smooth) * target + idea.smooth / classes
+        if idea.soft:
+            predicted = self.predicted[self.table_of(idea, seed).digest]
+            target = (1 - idea.soft) * target + idea.soft * predicted
+        times = torch.as_tensor(np.bincount(ids.reshape(-1), minlength=len(labels)), device=self.device).float()
+        weight = times.clamp(min=1) ** idea.weight
+        weight = weight / ((weight * times).sum() / times.sum())
+        return lambda output, y: -weight[y] * (target[y] * output.float().log_softmax(1)).sum(1)
+
+    def shown(self, ids: np.ndarray) -> np.ndarray:
+        """The rows of `numbered` for a list: of an example that comes again, another of its copies."""
+        if not self.copies:
+            return ids
+        flat = ids.reshape(-1)
+        order = np.argsort(flat, kind="stable")
+        first = np.searchsorted(flat[order], flat[order])
+        again = np.empty_like(flat)
+        again[order] = np.arange(len(flat)) - first
+        begin = np.random.default_rng(3).integers(self.copies, size=len(self.data))
+        return (flat + len(self.data) * ((begin[flat] + again) % self.copies)).reshape(ids.shape)
+
+    def uneven(self, table: gp.IrreducibleLosses, spread: float, steps: int, keep: int, seed: int) -> np.ndarray:
+        """By chance, one pass after another; what has a higher irreducible loss comes more often."""
+        ids, draw = np.asarray(self.train), np.random.default_rng(seed)
+        rank = table.values.numpy()[ids].argsort().argsort() / len(ids)
+        often = 1 - spread + 2 * spread * np.minimum(rank / 0.9, 1)
+        often[rank > 0.97] = 1
+        passes, begin = keep * steps / len(ids), draw.random(len(ids))
+        ends = np.minimum(np.arange(int(np.ceil(passes)) + 1), passes)
+        turns = np.diff(np.floor(begin + often / often.mean() * ends[:, None]), axis=0).astype(int)
+        rows = np.concatenate([draw.permutation(np.repeat(ids, n)) for n in turns] + [draw.permutation(ids)])
+        return rows[: steps * keep].reshape(steps, keep)
+
     def figures(self, ids: np.ndarray) -> dict[str, float]:
         """What a list holds: wrong labels, the share of examples ever seen, how unevenly often those are, and how
         much more classes vary from batch to batch than in independent draws.
@@ -294,6 +360,22 @@ class World:
         )
 
 
+def augmented(x: Tensor, copies: int) -> Tensor:
+    """Images, then copies of all of them, each shifted by up to 4 pixels and half of them mirrored."""
+    draw, (n, _, height, width) = torch.Generator().manual_seed(7), x.shape
+    padded, parts = nn.functional.pad(x.contiguous(), (4, 4, 4, 4)), [x]
+    which, rows, columns = (torch.arange(size, device=x.device) for size in (n, height, width))
+    for _ in range(copies - 1):
+        down, across = torch.randint(9, (2, n), generator=draw).to(x.device)
+        mirrored = (torch.rand(n, generator=draw) < 0.5).to(x.device)
+        taken = torch.where(mirrored[:, None], across[:, None] + width - 1 - columns, across[:, None] + columns)
+        below = down[:, None] + rows
+        shifted = padded.permute(0, 2, 3, 1)[which[:, None, None], below[:, :, None], taken[:, None, :]]
+        parts.append(shifted.permute(0, 3, 1, 2))
+    is_last = not x.is_contiguous()
+    return torch.cat(parts).contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+
+
 def auc(wrong: np.ndarray, values: np.ndarray) -> float:
     """How often a wrong one lies above a right one."""
     ranks, count = values.argsort().argsort() + 1, int(wrong.sum())
@@ -304,7 +386,8 @@ def parsed(text: str) -> Idea:
     """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above."""
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
     values["holdout"] = HOLDOUTS[values.get("holdout", "")]
-    numbers = {"until": float, "window": int, "late": float}
+    numbers: dict[str, Any] = {"until": float, "window": int, "late": float, "proxies": int, "spread": float}
+    numbers |= dict.fromkeys(("weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
@@ -347,6 +430,8 @@ def chosen(
     for name, idea in ideas.items():
         if not idea.proxy:
             ids = world.drawn(world.left_out(idea, seed), idea.until, steps, KEEP, seed)
+            if idea.spread:
+                ids = world.uneven(world.table_of(idea, seed), idea.spread, steps, KEEP, seed)
             yield name, arranged(world, idea, ids, len(world.train), seed)
     proxies = [(name, idea) for name, idea in ideas.items() if idea.proxy]
     for first in range(0, len(proxies), at_once):
@@ -356,24 +441,29 @@ def chosen(
 def chosen_by_proxies(
     world: World, proxies: list[tuple[str, Idea]], steps: int, seed: int
 ) -> Iterator[tuple[str, np.ndarray]]:
-    each, passes = [], KEEP * steps / len(world.train)
+    each, models, passes = [], [], KEEP * steps / len(world.train)
     for _, idea in proxies:
         out = world.left_out(idea, seed)
-        pool, score, (kind, _, setting) = world.train[~out[world.train]], SCORES[idea.score], idea.rule.partition(":")
-        if kind == "counted":
-            rule, pool = counted(len(world.data), setting, world.device), world.train
-            score = gated(score, torch.as_tensor(out, device=world.device))
-        elif kind == "absolute":
-            rule = absolute(float(setting))
-        else:
-            rule = make_rule(idea.rule, steps=steps, passes=passes)
-        each.append({"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool})
-    models = [world.build(idea.proxy, seed) for _, idea in proxies]
+        for number in range(idea.proxies):
+            pool, score = world.train[~out[world.train]], SCORES[idea.score]
+            kind, _, setting = idea.rule.partition(":")
+            if kind == "counted":
+                rule, pool = counted(len(world.data), setting, world.device), world.train
+                score = gated(score, torch.as_tensor(out, device=world.device))
+            elif kind == "absolute":
+                rule = absolute(float(setting))
+            else:
+                rule = make_rule(idea.rule, steps=steps, passes=passes)
+            given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}
+            each.append(given | {"seed": seed + 100 * number})
+            models.append(world.build(idea.proxy, seed + 100 * number))
     config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
-    recordings = record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config, seed=seed)
-    for (name, idea), settings, recording in zip(proxies, each, recordings, strict=True):
-        assert recording.ids is not None
-        yield name, arranged(world, idea, recording.ids.reshape(steps, KEEP), len(settings["ids"]), seed)
+    recordings = iter(record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config))
+    for name, idea in proxies:
+        lists = np.stack([next(recordings).ids.reshape(steps, KEEP) for _ in range(idea.proxies)])  # type: ignore[union-attr]
+        mixed = np.choose(np.random.default_rng(seed).integers(len(lists), size=lists[0].shape), lists)
+        pool = len(world.train) - int(world.left_out(idea, seed)[world.train].sum())
+        yield name, arranged(world, idea, mixed, pool, seed)
 
 
 def arranged(world: World, idea: Idea, ids: np.ndarray, pool: int, seed: int) -> np.ndarray:
@@ -411,13 +501,13 @@ def alike(part: np.ndarray, labels: np.ndarray, losses: np.ndarray, seed: int) -
     return np.stack([block[draw.permutation(len(part))] for block in order.reshape(KEEP, len(part))], 1)
 
 
-def trained(world: World, lists: list[np.ndarray], model: str, seed: int) -> list[list[tuple[int, float]]]:
+def trained(world: World, lists: list[tuple[Idea, np.ndarray]], model: str, seed: int) -> list[list[tuple[int, float]]]:
     """The accuracies of the large model, on each list, as it is trained."""
     config, tasks = gp.TrainingConfig(schedule="cosine", precision=world.precision), []
-    for ids in lists:
-        rows = torch.as_tensor(np.ascontiguousarray(ids)).to(world.device)
-        batches = iterate(world.data, iter(rows.cpu()), device=world.device, seed=seed)
-        feed = Given(world.data, lambda first, count, rows=rows: rows[first : first + count], batches)
+    for idea, ids in lists:
+        rows = torch.as_tensor(np.ascontiguousarray(world.shown(ids))).to(world.device)
+        batches = iterate(world.numbered, iter(rows.cpu()), device=world.device, seed=seed)
+        feed = Given(world.numbered, lambda first, count, rows=rows: rows[first : first + count], batches)
         every = max(1, len(ids) // 12)
         shown = feed if world.device.type == "cuda" else batches
         tasks.append(
@@ -426,6 +516,7 @@ def trained(world: World, lists: list[np.ndarray], model: str, seed: int) -> lis
                 shown,
                 steps=len(ids),
                 config=config,
+                loss=world.loss(idea, ids, seed),
                 seed=seed,
                 evaluate=world.evaluate,
                 eval_every=every,
@@ -442,6 +533,7 @@ def main() -> None:
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS", help="an idea by its settings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data-seed", type=int, default=0, help="of split and damage")
+    parser.add_argument("--copies", type=int, default=0, help="of every image, shifted and mirrored, to train on")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--small", help="in place of small_cnn and the thin ones, for data of another kind")
     parser.add_argument("--steps", type=int, default=4680)
@@ -457,12 +549,13 @@ def main() -> None:
         }
     source = load(a.data)
     with a.out.open("a") as out:
-        for world in (World(a.data, name, source, a.precision, a.data_seed) for name in a.worlds):
+        for title in a.worlds:
+            world = World(a.data, title, source, a.precision, a.data_seed, a.copies)
             for seed in a.seeds:
                 lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
                 for first in range(0, len(lists), a.at_once):
                     part = lists[first : first + a.at_once]
-                    curves = trained(world, [ids for _, ids in part], a.model, seed)
+                    curves = trained(world, [(ideas[name], ids) for name, ids in part], a.model, seed)
                     for (name, ids), curve in zip(part, curves, strict=True):
                         line = {"idea": name, "world": world.name, "data seed": a.data_seed, "seed": seed}
                         line |= {"accuracy": curve[-1][1]}
