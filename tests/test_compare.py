@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
-from goldiprox.cli.compare import _held_out
+from goldiprox.cli.compare import _chosen, _held_out
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import _short, draw
@@ -375,6 +375,29 @@ class TestRuns:
             assert all(m["sequence"]["minus_everything"] is None for m in found["methods"].values())
             assert draw({**describe_of(tmp_path / "held"), "schedules": {"cosine": found}}, tmp_path)
 
+    def test_what_is_left_out_can_be_left_out_without_a_proxy(self, own, tmp_path, monkeypatch):
+        """As many steps of chance from what the method selects from; not run where that is everything."""
+        trained, plain = [], labs.CandidateSampler
+        monkeypatch.setattr(labs, "CandidateSampler", lambda ids, *a, **k: trained.append(ids) or plain(ids, *a, **k))
+        pool = {0: 0.5, 1: 0.7}
+        monkeypatch.setattr(
+            Lab, "_pools", lambda lab, *_: {s: lab.train[: round(pool[s] * len(lab.train))] for s in lab.plan.seeds}
+        )
+        plan = replace(own, itself=False, compared=0, seeds=(0, 1))
+        (found,) = compare(plan, tmp_path / "some")["schedules"]["cosine"]["methods"].values()
+        lab = Lab(plan, tmp_path / "some" / "runs", Silent())
+        runs = lab.chance(plan.methods[0], "cosine")
+        assert runs is not None
+        assert [run.numbers["steps"][-1] for run in runs] == [plan.method_steps] * 2
+        assert found["chance"]["values"] == [run.numbers["accuracy"][-1] for run in runs]
+        gaps = zip(found["sequence"]["accuracy"]["values"], found["chance"]["values"], strict=True)
+        assert found["sequence"]["minus_chance"]["values"] == pytest.approx([a - b for a, b in gaps])
+        sizes = {round(share * len(lab.train)) for share in pool.values()}
+        assert sizes <= {len(ids) for ids in trained}  # each seed by what is its own
+        monkeypatch.setattr(Lab, "_pools", lambda lab, *_: dict.fromkeys(lab.plan.seeds, lab.train))
+        (found,) = compare(plan, tmp_path / "all")["schedules"]["cosine"]["methods"].values()
+        assert found["chance"] is found["sequence"]["minus_chance"] is None
+
     def test_a_legend_tells_methods_apart(self):
         long = [f"default,candidates={n},il_model=my_models:resnet_of_width_16" for n in (32, 64)]
         other = "default,il_model=my_models:resnet,holdout_epochs=3"
@@ -531,6 +554,16 @@ class TestCommand:
         """Level with uniform on everything is not called below it."""
         assert _held_out(asdict(interval(values))).endswith(said)
 
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ([0.01, 0.03], "+2.0 points (+1.0 to +3.0) against chance from the labels that it chose from"),
+            ([-0.02, -0.01], "chose from; leaving labels out is enough: train on gp.trusted_ids"),
+        ],
+    )
+    def test_what_the_proxy_is_worth(self, values, said):
+        assert _chosen(asdict(interval(values))).endswith(said)
+
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")
         assert code == 0
@@ -540,6 +573,9 @@ class TestCommand:
         code, shown, _ = goldiprox("compare", "--quick", "--noise", "0.1", "--out", tmp_path / "c")
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
+        left_out = goldiprox("compare", "--quick", "--method", "default,trusted=2", "--out", tmp_path / "c")[1]
+        assert "trusted=2, by chance" in left_out
+        assert "the proxy: " in left_out
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
         for said in (
             "uniform, 2x",

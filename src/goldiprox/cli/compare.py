@@ -151,6 +151,8 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
         out.print(f"  on its way: {_below(judged)}")
         if judged["minus_everything"]:
             out.print(f"  the holdout: {_held_out(judged['minus_everything'])}")
+        if judged.get("minus_chance"):
+            out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
 
 
 _UNITS = {"flops": "FLOPs", "seconds": "seconds"}
@@ -186,11 +188,21 @@ def _below(judged: dict[str, Any]) -> str:
 
 
 def _held_out(gap: dict[str, Any]) -> str:
-    spread = f"{100 * gap['mean']:+.1f} points ({100 * gap['low']:+.1f} to {100 * gap['high']:+.1f})"
-    against = "against uniform training on it too, for as many steps"
+    said = f"{_points(gap)} against uniform training on it too, for as many steps"
     if gap["mean"] >= -(gap["error"] or 0):
-        return f"{spread} {against}"
-    return f"{spread} {against}; if you could train on it, cross-fit instead: --holdout 0 --folds 2"
+        return said
+    return f"{said}; if you could train on it, cross-fit instead: --holdout 0 --folds 2"
+
+
+def _chosen(gap: dict[str, Any]) -> str:
+    said = f"{_points(gap)} against chance from the labels that it chose from"
+    if gap["mean"] >= -(gap["error"] or 0):
+        return said
+    return f"{said}; leaving labels out is enough: train on gp.trusted_ids"
+
+
+def _points(gap: dict[str, Any]) -> str:
+    return f"{100 * gap['mean']:+.1f} points ({100 * gap['low']:+.1f} to {100 * gap['high']:+.1f})"
 
 
 def _accuracies(schedule: str, found: dict[str, Any], kinds: list[Any], result: dict[str, Any]) -> Any:
@@ -210,6 +222,9 @@ def _accuracies(schedule: str, found: dict[str, Any], kinds: list[Any], result: 
                 f"{worth['steps']['text']}{_around(worth['interval'])}",
             ]
         )
+    for name, method in found["methods"].items():
+        if method["chance"]:
+            rows.append([f"{name}, by chance", _spread(method["chance"]), "", ""])
     wrong = percent(result["corrupted"]["training side"])
     title = (
         f"{result['model']} on {result['data']['data']} ({wrong} corrupted), {result['steps']:,} steps of "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from goldiprox.store import Kept, Runs, Store
 from goldiprox.suspects import trusted_ids, usual_odds
 from goldiprox.training import replay_many
 
+Pools: TypeAlias = dict[int, np.ndarray]
+"""For every seed the ids that are selected from."""
 OTHER_MODELS = 1_000_003
 """Between the seeds of the holdout models of one ensemble."""
 
@@ -105,23 +107,34 @@ class Lab:
             return None
         return self._uniform(schedule, self.plan.method_steps, self.plan.unit, on="everything")
 
-    def _uniform(self, schedule: Schedule, steps: int, every: int, on: UniformOn | None = None) -> Runs:
+    def chance(self, method: Method, schedule: Schedule) -> Runs | None:
+        """The large model on shuffled passes over what a method selects from: what it is worth without a proxy.
+
+        None where that is the whole training side.
+        """
+        pools = self._pools(method, self._tables_by_seed(method))
+        if all(len(pool) == len(self.train) for pool in pools.values()):
+            return None
+        return self._uniform(schedule, self.plan.method_steps, self.plan.unit, pools=pools)
+
+    def _uniform(
+        self, schedule: Schedule, steps: int, every: int, on: UniformOn | None = None, pools: Pools | None = None
+    ) -> Runs:
         config, name, on = self.plan.training(schedule), self.plan.config.model, on or self.plan.uniform_on
-        ids = self.train
-        if on == "everything":
-            ids = np.union1d(ids, self.stages.prepared.split.holdout)
+        ids = self.train if on == "train" else np.union1d(self.train, self.stages.prepared.split.holdout)
+        which = ", trusted labels" if pools else ", all data" * (ids is not self.train)
+        pools = pools or dict.fromkeys(self.plan.seeds, ids)
 
         def settings(seed: int) -> dict[str, Any]:
             given = {"model": identity(name), "dropout": self.plan.config.dropout, "keep": self.plan.config.keep}
-            given |= {"on": on, "steps": steps, "every": every}
+            given |= {"on": on if pools[seed] is ids else digest_ids(pools[seed]), "steps": steps, "every": every}
             return {**self._data, **given, **asdict(config), "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
-            title = f"uniform, {steps:,} steps{', all data' * (ids is not self.train)}"
-            with self._stage(title, name, steps) as on_step:
+            with self._stage(f"uniform, {steps:,} steps{which}", name, steps) as on_step:
                 models = [self.stages.build(name, "model", seed) for seed in seeds]
                 tasks = [
-                    self._plain(model, ids, seed, steps, every, config, on_step if n == 0 else None)
+                    self._plain(model, pools[seed], seed, steps, every, config, on_step if n == 0 else None)
                     for n, (model, seed) in enumerate(zip(models, seeds, strict=True))
                 ]
                 return [Kept(figures(h)) for h in fit_together(tasks, engine=self.plan.config.engine)]
@@ -229,11 +242,8 @@ class Lab:
     def _selecting(self, method: Method, name: str, role: str, schedule: Schedule, at_once: int) -> Runs:
         plan = self.plan
         config, acquisition = plan.training(schedule), method.acquisition or plan.config.acquisition
-        tables: Sequence[IrreducibleLosses | None] = [None] * len(plan.seeds)
-        if self.needs_table(method):
-            tables = self.tables(method)[0]
-        mine = dict(zip(plan.seeds, tables, strict=True))
-        pools = {seed: self._pool(method, table) for seed, table in mine.items()}
+        mine = self._tables_by_seed(method)
+        pools = self._pools(method, mine)
         candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
 
         def settings(seed: int) -> dict[str, Any]:
@@ -286,10 +296,7 @@ class Lab:
         """The large model on the proxy's sequences, seed by seed."""
         plan, name = self.plan, self.plan.config.model
         proxies = dict(zip(plan.seeds, self.recorded(method, schedule), strict=True))
-        tables: Sequence[IrreducibleLosses | None] = [None] * len(plan.seeds)
-        if self.needs_table(method):
-            tables = self.tables(method)[0]
-        mine = dict(zip(plan.seeds, tables, strict=True))
+        mine = self._tables_by_seed(method)
         config = plan.training(schedule)
 
         def settings(seed: int) -> dict[str, Any]:
@@ -338,14 +345,22 @@ class Lab:
     def _window(self, method: Method) -> int:
         return self.plan.config.window if method.window is None else method.window
 
+    def _tables_by_seed(self, method: Method) -> dict[int, IrreducibleLosses | None]:
+        if not self.needs_table(method):
+            return dict.fromkeys(self.plan.seeds)
+        return dict(zip(self.plan.seeds, self.tables(method)[0], strict=True))
+
     def _odds(self, method: Method, table: IrreducibleLosses | None) -> float:
         given = self.plan.config.trusted if method.trusted is None else method.trusted
         return usual_odds(given, method.acquisition or self.plan.config.acquisition, table)
 
-    def _pool(self, method: Method, table: IrreducibleLosses | None) -> np.ndarray:
-        """What a method selects from."""
-        odds = self._odds(method, table)
-        return trusted_ids(table, self.stages.data, self.train, odds=odds) if odds and table else self.train
+    def _pools(self, method: Method, tables: dict[int, IrreducibleLosses | None]) -> Pools:
+        """What a method selects from, for every seed."""
+        pools = dict.fromkeys(tables, self.train)
+        for seed, table in tables.items():
+            if table and (odds := self._odds(method, table)):
+                pools[seed] = trusted_ids(table, self.stages.data, self.train, odds=odds)
+        return pools
 
     def needs_table(self, method: Method) -> bool:
         return bool(method.trusted) or needs_table(method.acquisition or self.plan.config.acquisition)

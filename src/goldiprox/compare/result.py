@@ -115,9 +115,13 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
     choosing = {unit: _mean([run.numbers[unit] for run in proxy]) for unit in holdout}
+    chance = lab.chance(method, schedule)
+    drawn = None if chance is None else _final(chance)
     found = {
         "settings": asdict(method),
-        "sequence": _judged(lab, replayed, uniform, {unit: _plus(holdout[unit], choosing[unit]) for unit in holdout}),
+        "sequence": _judged(lab, replayed, uniform, {unit: _plus(holdout[unit], choosing[unit]) for unit in holdout})
+        | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))},
+        "chance": None if drawn is None else asdict(interval(drawn)),
         "cost": {"holdout": holdout, "proxy": choosing},
         "proxy_accuracy": asdict(interval(_final(proxy))),
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
