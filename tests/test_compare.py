@@ -574,8 +574,8 @@ class TestCommand:
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
         left_out = goldiprox("compare", "--quick", "--method", "default,trusted=2", "--out", tmp_path / "c")[1]
-        assert "trusted=2, by chance" in left_out
-        assert "the proxy: " in left_out
+        for said in ("by chance", "the proxy: "):
+            assert said in left_out
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
         for said in (
             "uniform, 2x",
