@@ -459,10 +459,11 @@ def chosen_by_proxies(
             models.append(world.build(idea.proxy, seed + 100 * number))
     config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
     recordings = iter(record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config))
+    pools = iter(len(given["ids"]) for given in each)
     for name, idea in proxies:
         lists = np.stack([next(recordings).ids.reshape(steps, KEEP) for _ in range(idea.proxies)])  # type: ignore[union-attr]
         mixed = np.choose(np.random.default_rng(seed).integers(len(lists), size=lists[0].shape), lists)
-        pool = len(world.train) - int(world.left_out(idea, seed)[world.train].sum())
+        pool, *_ = (next(pools) for _ in range(idea.proxies))
         yield name, arranged(world, idea, mixed, pool, seed)
 
 
