@@ -44,6 +44,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "uniform10": {"noise": 0.1},
     "uniform10, holdout too": {"noise": 0.1, "holdout_noise": 0.1},
     "class20": {"noise": 0.2, "noise_kind": "class", "holdout_noise": 0.2},
+    "class20, a fifth held out": {"noise": 0.2, "noise_kind": "class", "holdout_noise": 0.2, "holdout": 0.2},
     "instance20": {"noise": 0.2, "noise_kind": "instance", "holdout_noise": 0.2},
 }
 KEEP = 32
@@ -68,7 +69,8 @@ class Idea:
 
     Attributes:
         proxy: Chooses; without one, chance does.
-        score: What the proxy goes by.
+        score: What the proxy goes by; ``averaged:D`` is the reducible loss by a running average of its weights, a share
+            D of which is kept at every step.
         rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
             temperature that is not in standard deviations.
@@ -80,6 +82,8 @@ class Idea:
             an eighth of the run at most.
         deal: How: by chance, or so that batches are alike in labels (``class``), in irreducible losses too (``loss``).
         late: The share of the run at its end that is drawn uniformly instead.
+        other: Added to the proxy's seed. With 0 a proxy of the large model's kind begins with that model's weights, and
+            its list in its own order is that model selecting for itself.
         proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
         spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
             irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
@@ -97,6 +101,7 @@ class Idea:
     window: int = 1
     deal: str = "chance"
     late: float = 0.0
+    other: int = 0
     proxies: int = 1
     spread: float = 0.0
     weight: float = 0.0
@@ -167,8 +172,24 @@ def by_class(c: Any) -> Tensor:
     return score - (labels @ ((labels.T @ score) / labels.sum(0).clamp(min=1)))
 
 
+def averaged(model: nn.Module, kept: float) -> Callable[[Any], Tensor]:
+    """The reducible loss by a running average of the model's weights; for models without running statistics."""
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def score(c: Any) -> Tensor:
+        with torch.no_grad():
+            now = {name: p.detach() for name, p in model.named_parameters()}
+            torch._foreach_lerp_(list(average.values()), [p.float() for p in now.values()], 1 - kept)
+            used = {name: value.to(now[name].dtype) for name, value in average.items()}
+            out = torch.func.functional_call(model, used, (c.x.to(next(iter(used.values())).dtype),)).float()
+        return nn.functional.cross_entropy(out, c.y, reduction="none") - c.irreducible
+
+    return score
+
+
 SCORES: dict[str, Callable[[Any], Tensor]] = {
     "reducible": gp.reducible_loss,
+    "clipped": lambda c: gp.reducible_loss(c).clamp(min=0),
     "gain": gp.probability_gain,
     "root": lambda c: 2 * ((-c.irreducible / 2).exp() - (-c.loss / 2).exp()),
     "loss": gp.loss,
@@ -386,8 +407,8 @@ def parsed(text: str) -> Idea:
     """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above."""
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
     values["holdout"] = HOLDOUTS[values.get("holdout", "")]
-    numbers: dict[str, Any] = {"until": float, "window": int, "late": float, "proxies": int, "spread": float}
-    numbers |= dict.fromkeys(("weight", "soft", "smooth"), float)
+    numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies"), int)
+    numbers |= dict.fromkeys(("until", "late", "spread", "weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
@@ -445,7 +466,10 @@ def chosen_by_proxies(
     for _, idea in proxies:
         out = world.left_out(idea, seed)
         for number in range(idea.proxies):
-            pool, score = world.train[~out[world.train]], SCORES[idea.score]
+            own = seed + idea.other + 100 * number
+            model, pool = world.build(idea.proxy, own), world.train[~out[world.train]]
+            name, _, setting = idea.score.partition(":")
+            score = averaged(model, float(setting)) if name == "averaged" else SCORES[name]
             kind, _, setting = idea.rule.partition(":")
             if kind == "counted":
                 rule, pool = counted(len(world.data), setting, world.device), world.train
@@ -455,8 +479,8 @@ def chosen_by_proxies(
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}
-            each.append(given | {"seed": seed + 100 * number})
-            models.append(world.build(idea.proxy, seed + 100 * number))
+            each.append(given | {"seed": own})
+            models.append(model)
     config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
     recordings = iter(record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config))
     pools = iter(len(given["ids"]) for given in each)

@@ -23,6 +23,9 @@ RULES = {
     "mix of gumbel": gp.mix(0.25, gp.gumbel_top_k(1.0)),
     "ranked": gp.ranked(),
     "mix of ranked": gp.mix(0.25, gp.ranked(gp.gumbel_top_k(0.5))),
+    "floored": gp.floored(),
+    "mix of floored": gp.mix(0.25, gp.floored(gp.gumbel_top_k(0.5))),
+    "floored mix": gp.floored(gp.mix(0.25)),
     "annealed": partial(gp.gumbel_top_k(0.5, final=4.0, steps=100), step=30),
 }
 
@@ -74,7 +77,9 @@ def test_what_was_kept_waits_until_the_others_had_their_turns():
         gp.discounted_top_k(-1.0)
 
 
-@pytest.mark.parametrize("rule", [gp.discounted_top_k(0.5), gp.mix(0.5, gp.ranked(gp.discounted_top_k(0.5)))])
+@pytest.mark.parametrize(
+    "rule", [gp.discounted_top_k(0.5), gp.mix(0.5, gp.ranked(gp.floored(gp.discounted_top_k(0.5))))]
+)
 @pytest.mark.parametrize("table", [True, False])
 def test_a_selector_counts_what_it_keeps_and_goes_on_from_there(blobs, rule, table):
     settings = {"keep": 4, "rule": rule}
@@ -153,6 +158,20 @@ def test_ranked_sees_order_only():
     assert torch.equal(gp.ranked(gp.top_k())(scores, ids, 10, 3), gp.top_k()(scores, ids, 10, 3))
 
 
+@pytest.mark.parametrize("over", [lambda r: r, lambda r: gp.mix(0.0, r), lambda r: gp.floored(r)])
+def test_below_zero_all_scores_are_alike(over):
+    ids, times = torch.arange(8), torch.zeros(8)
+    scores = torch.tensor([0.5, -9.0, -1.0, 0.0, 2.0, -3.0, 1.0, -0.1])
+    rule, plain = gp.floored(over(gp.discounted_top_k(1.0))), gp.discounted_top_k(1.0)
+    assert rule(scores, ids, 8, 0, times=times).tolist() == [4, 6, 0, 1, 2, 3, 5, 7]
+    # A price still weighs what it does among all scores: here a standard deviation of 3.3, above the score of 2.0.
+    times[4] = 1
+    assert rule(scores, ids, 8, 0, times=times).tolist() == [6, 0, 1, 2, 3, 5, 7, 4]
+    assert plain(scores.clamp(min=0), ids, 8, 0, times=times)[0] == 4
+    assert torch.equal(rule(scores.abs(), ids, 8, 0, times=times), plain(scores.abs(), ids, 8, 0, times=times))
+    assert gp.floored(gp.top_k())(scores, ids, 4, 0).tolist() == [4, 6, 0, 1]
+
+
 def test_a_temperature_changes_from_the_first_to_the_last_over_the_run():
     scores, ids = torch.randn(200, generator=torch.Generator().manual_seed(0)), torch.arange(200)
     rule = gp.gumbel_top_k(0.25, final=math.inf, steps=100)
@@ -192,6 +211,8 @@ def test_a_selector_tells_the_rule_its_step(blobs, irreducible):
         ("ranked+gumbel_top_k:0.5/pass..2", gp.ranked(partial(gp.gumbel_top_k(0.75, final=2.0, steps=9), step=4))),
         ("mix", gp.mix(0.3)),
         ("mix:0.25+gumbel_top_k:2", gp.mix(0.25, gp.gumbel_top_k(2.0))),
+        ("floored+gumbel_top_k:2", gp.floored(gp.gumbel_top_k(2.0))),
+        ("floored+gumbel_top_k:0.5..inf", partial(gp.floored(gp.gumbel_top_k(0.5, final=math.inf, steps=9)), step=4)),
         ("mix:0.25+ranked+gumbel_top_k:2", gp.mix(0.25, gp.ranked(gp.gumbel_top_k(2.0)))),
     ],
 )
@@ -210,7 +231,8 @@ def test_rules_as_text(text, expected):
         ("mix:0.5/pass", "'0.5/pass' is not a number"),
         ("gumbel_top_k:0..2", "both must be positive"),
         ("top_k:3", "top_k has no setting"),
-        ("top_k+mix", "only mix and ranked go over another"),
+        ("floored:0", "floored has no setting"),
+        ("top_k+mix", "only mix, ranked, floored go over another"),
         ("mix:0.5+topk", "Did you mean 'top_k'"),
     ],
 )

@@ -49,6 +49,7 @@ from goldiprox.receipts import receipt as receipt
 from goldiprox.recording import record as record
 from goldiprox.recording import record_many as record_many
 from goldiprox.rules import discounted_top_k as discounted_top_k
+from goldiprox.rules import floored as floored
 from goldiprox.rules import gumbel_top_k as gumbel_top_k
 from goldiprox.rules import mix as mix
 from goldiprox.rules import ranked as ranked

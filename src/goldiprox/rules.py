@@ -16,8 +16,9 @@ Rule: TypeAlias = Callable[..., Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step.
 
 A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts; one
-whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. Its attribute `text`
-says what it is, settings included, in files and in what must be the same for a run to be continued.
+whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. One whose attribute
+`in_spreads` is true counts scores in their standard deviation, and takes another for it as ``spread=``. Its attribute
+`text` says what it is, settings included, in files and in what must be the same for a run to be continued.
 """
 
 
@@ -53,15 +54,12 @@ def gumbel_top_k(temperature: float = 1.0, *, final: float | None = None, steps:
     if final is not None:
         return _annealed(temperature, final, steps)
 
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key) -> Tensor:
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, spread: Tensor | None = None) -> Tensor:
         if temperature == 0:
             return highest(scores, ids, keep)
-        noise = _gumbel(ids, key)
-        std = scores.to(noise.dtype).std(correction=0)
-        scaled = torch.where(std > 0, scores / (temperature * std), torch.zeros_like(noise))
-        return highest((scaled + noise).float(), ids, keep)
+        return highest((_in_spreads(scores, spread) / temperature + _gumbel(ids, key)).float(), ids, keep)
 
-    rule.needs_only_best = temperature == 0  # type: ignore[attr-defined]
+    rule.needs_only_best, rule.in_spreads = temperature == 0, True  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}"  # type: ignore[attr-defined]
     return rule
 
@@ -76,17 +74,17 @@ def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
             "a temperature that changes needs the number of steps: gumbel_top_k(1.0, final=4.0, steps=...)"
         )
 
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, step: int | Tensor) -> Tensor:
+    def rule(
+        scores: Tensor, ids: Tensor, keep: int, key: Key, *, step: int | Tensor, spread: Tensor | None = None
+    ) -> Tensor:
         noise = _gumbel(ids, key)
         # On the device whoever counts, so that a CUDA graph and separate steps round alike.
         at = step if isinstance(step, Tensor) else torch.full((), step, device=ids.device)
         done = (at.to(noise.dtype) / steps).clamp(max=1)
         sharpness = 1 / temperature + (1 / final - 1 / temperature) * done
-        std = scores.to(noise.dtype).std(correction=0)
-        scaled = torch.where(std > 0, sharpness * scores / std, torch.zeros_like(noise))
-        return highest((scaled + noise).float(), ids, keep)
+        return highest((sharpness * _in_spreads(scores, spread) + noise).float(), ids, keep)
 
-    rule.needs_step = True  # type: ignore[attr-defined]
+    rule.needs_step = rule.in_spreads = True  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}..{final:g} over {steps} steps"  # type: ignore[attr-defined]
     return rule
 
@@ -103,13 +101,18 @@ def discounted_top_k(price: float = 1.0) -> Rule:
     if not 0 <= price < math.inf:
         raise ConfigError(f"a price of {price} is not zero or more; 0 is top_k, large takes turns")
 
-    def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, times: Tensor) -> Tensor:  # noqa: ARG001
-        wide = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
-        std = wide.std(correction=0)
-        scaled = torch.where(std > 0, wide / std, torch.zeros_like(wide))
-        return highest((scaled - price * times).float(), ids, keep)
+    def rule(
+        scores: Tensor,
+        ids: Tensor,
+        keep: int,
+        key: Key,  # noqa: ARG001
+        *,
+        times: Tensor,
+        spread: Tensor | None = None,
+    ) -> Tensor:
+        return highest((_in_spreads(scores, spread) - price * times).float(), ids, keep)
 
-    rule.draws_nothing = rule.needs_times = True  # type: ignore[attr-defined]
+    rule.draws_nothing = rule.needs_times = rule.in_spreads = True  # type: ignore[attr-defined]
     rule.text = f"discounted_top_k:{price:g}"  # type: ignore[attr-defined]
     return rule
 
@@ -133,7 +136,7 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         return torch.cat([chosen, highest(draws, ids, num_uniform)])
 
     mixed.text = f"mix:{fraction:g}+{text_of(inner)}"  # type: ignore[attr-defined]
-    return _as_needy(mixed, inner)
+    return _as_needy(mixed, inner, in_spreads=True)
 
 
 def ranked(rule: Rule | None = None) -> Rule:
@@ -153,11 +156,42 @@ def ranked(rule: Rule | None = None) -> Rule:
     return _as_needy(of_ranks, inner)
 
 
-def _as_needy(rule: Rule, inner: Rule) -> Rule:
-    """The same rule, which is given what the one inside it needs."""
-    for need in ("needs_step", "needs_times"):
+def floored(rule: Rule | None = None) -> Rule:
+    """Lets another rule take every score below zero for zero: nothing is left to learn there, however far below.
+
+    For scores whose zero means so, such as the reducible loss. A proxy that has become better than its holdout model
+    lies below the floor on hard examples, which says nothing of their worth; without this rule it then comes back to
+    the easiest ones, which lie at zero.
+
+    Args:
+        rule: Gets these scores, and counts them in the standard deviation of all; `gumbel_top_k` by default.
+    """
+    inner = rule or gumbel_top_k()
+
+    def above(scores: Tensor, ids: Tensor, keep: int, key: Key, **more: int | Tensor) -> Tensor:
+        if getattr(inner, "in_spreads", False):
+            more = {"spread": _spread(scores), **more}
+        return inner(scores.clamp(min=0), ids, keep, key, **more)
+
+    above.text = f"floored+{text_of(inner)}"  # type: ignore[attr-defined]
+    return _as_needy(above, inner, in_spreads=True)
+
+
+def _as_needy(rule: Rule, inner: Rule, *, in_spreads: bool = False) -> Rule:
+    """The same rule, which is given what the one inside it needs, and a spread where it hands that on."""
+    for need in ("needs_step", "needs_times", *(["in_spreads"] if in_spreads else [])):
         setattr(rule, need, getattr(inner, need, False))
     return rule
+
+
+def _in_spreads(scores: Tensor, spread: Tensor | None) -> Tensor:
+    """Scores in standard deviations, their own where no other is given; zeros where all are alike."""
+    spread = _spread(scores) if spread is None else spread
+    return torch.where(spread > 0, scores.to(spread.dtype) / spread, torch.zeros_like(scores, dtype=spread.dtype))
+
+
+def _spread(scores: Tensor) -> Tensor:
+    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64).std(correction=0)
 
 
 def _gumbel(ids: Tensor, key: Key) -> Tensor:
@@ -183,7 +217,8 @@ PRICE = 0.15
 """Of `discounted_top_k`, for every time that training takes as many examples as the training side has."""
 RULE = f"discounted_top_k:{PRICE}/pass"
 """What transfers to another model, by the experiments in docs/lab-notes.md."""
-NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked")
+NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked", "floored")
+OVER_ANOTHER = ("mix", "ranked", "floored")
 
 
 def make_rule(
@@ -193,7 +228,7 @@ def make_rule(
 
     ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5``,
     ``gumbel_top_k:0.2/pass``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
-    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``.
+    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``, ``floored+top_k``.
 
     Args:
         text: Names with their settings.
@@ -208,14 +243,16 @@ def make_rule(
         raise UnknownName("selection rule", name, NAMES)
     settings = {"temperature": temperature, "fraction": fraction, "steps": steps, "passes": passes}
     inner = make_rule(rest, **settings) if rest else None
-    if inner and name not in ("mix", "ranked"):
-        raise ConfigError(f"rule {text!r}: {name} stands alone or last; only mix and ranked go over another rule")
-    if setting and name in ("top_k", "ranked"):
+    if inner and name not in OVER_ANOTHER:
+        raise ConfigError(
+            f"rule {text!r}: {name} stands alone or last; only {', '.join(OVER_ANOTHER)} go over another rule"
+        )
+    if setting and name in ("top_k", "ranked", "floored"):
         raise ConfigError(f"rule {text!r}: {name} has no setting")
     if name == "top_k":
         return top_k()
-    if name == "ranked":
-        return ranked(inner)
+    if name in ("ranked", "floored"):
+        return {"ranked": ranked, "floored": floored}[name](inner)
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
     if name == "discounted_top_k":
