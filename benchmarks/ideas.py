@@ -179,7 +179,8 @@ def averaged(model: nn.Module, kept: float) -> Callable[[Any], Tensor]:
     def score(c: Any) -> Tensor:
         with torch.no_grad():
             now = {name: p.detach() for name, p in model.named_parameters()}
-            torch._foreach_lerp_(list(average.values()), [p.float() for p in now.values()], 1 - kept)
+            for name, value in average.items():
+                value.lerp_(now[name].float(), 1 - kept)
             used = {name: value.to(now[name].dtype) for name, value in average.items()}
             out = torch.func.functional_call(model, used, (c.x.to(next(iter(used.values())).dtype),)).float()
         return nn.functional.cross_entropy(out, c.y, reduction="none") - c.irreducible
