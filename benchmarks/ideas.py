@@ -191,6 +191,7 @@ def averaged(model: nn.Module, kept: float) -> Callable[[Any], Tensor]:
 SCORES: dict[str, Callable[[Any], Tensor]] = {
     "reducible": gp.reducible_loss,
     "clipped": lambda c: gp.reducible_loss(c).clamp(min=0),
+    "eased": lambda c: torch.maximum(gp.reducible_loss(c), -c.loss),
     "gain": gp.probability_gain,
     "root": lambda c: 2 * ((-c.irreducible / 2).exp() - (-c.loss / 2).exp()),
     "loss": gp.loss,

@@ -172,6 +172,14 @@ def test_below_zero_all_scores_are_alike(over):
     assert gp.floored(gp.top_k())(scores, ids, 4, 0).tolist() == [4, 6, 0, 1]
 
 
+@pytest.mark.parametrize("over", [lambda r: r, lambda r: gp.mix(0.5, r)])
+def test_scores_that_all_lie_below_zero_are_not_floored(over, irreducible):
+    rule = over(gp.floored(gp.discounted_top_k(1.0)))
+    with pytest.raises(ConfigError, match="leave floored out"):
+        gp.Selector(gp.irreducible_loss, irreducible=irreducible, keep=4, rule=rule)
+    gp.Selector(gp.irreducible_loss, irreducible=irreducible, keep=4, rule=gp.ranked(rule))
+
+
 def test_a_temperature_changes_from_the_first_to_the_last_over_the_run():
     scores, ids = torch.randn(200, generator=torch.Generator().manual_seed(0)), torch.arange(200)
     rule = gp.gumbel_top_k(0.25, final=math.inf, steps=100)

@@ -17,8 +17,9 @@ Rule: TypeAlias = Callable[..., Tensor]
 
 A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts; one
 whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. One whose attribute
-`in_spreads` is true counts scores in their standard deviation, and takes another for it as ``spread=``. Its attribute
-`text` says what it is, settings included, in files and in what must be the same for a run to be continued.
+`in_spreads` is true counts scores in their standard deviation, and takes another for it as ``spread=``; one whose
+attribute `floors` is true takes scores below zero for zero. Its attribute `text` says what it is, settings included,
+in files and in what must be the same for a run to be continued.
 """
 
 
@@ -136,7 +137,7 @@ def mix(fraction: float = 0.5, rule: Rule | None = None) -> Rule:
         return torch.cat([chosen, highest(draws, ids, num_uniform)])
 
     mixed.text = f"mix:{fraction:g}+{text_of(inner)}"  # type: ignore[attr-defined]
-    return _as_needy(mixed, inner, in_spreads=True)
+    return _as_needy(mixed, inner, "in_spreads", "floors")
 
 
 def ranked(rule: Rule | None = None) -> Rule:
@@ -161,7 +162,8 @@ def floored(rule: Rule | None = None) -> Rule:
 
     For scores whose zero means so, such as the reducible loss. A proxy that has become better than its holdout model
     lies below the floor on hard examples, which says nothing of their worth; without this rule it then comes back to
-    the easiest ones, which lie at zero.
+    the easiest ones, which lie at zero. Wrong labels lie below it as well: leave them out first
+    (`goldiprox.trusted_ids`), else they get their turns too.
 
     Args:
         rule: Gets these scores, and counts them in the standard deviation of all; `gumbel_top_k` by default.
@@ -174,13 +176,15 @@ def floored(rule: Rule | None = None) -> Rule:
         return inner(scores.clamp(min=0), ids, keep, key, **more)
 
     above.text = f"floored+{text_of(inner)}"  # type: ignore[attr-defined]
-    return _as_needy(above, inner, in_spreads=True)
+    above = _as_needy(above, inner, "in_spreads")
+    above.floors = True  # type: ignore[attr-defined]
+    return above
 
 
-def _as_needy(rule: Rule, inner: Rule, *, in_spreads: bool = False) -> Rule:
-    """The same rule, which is given what the one inside it needs, and a spread where it hands that on."""
-    for need in ("needs_step", "needs_times", *(["in_spreads"] if in_spreads else [])):
-        setattr(rule, need, getattr(inner, need, False))
+def _as_needy(rule: Rule, inner: Rule, *more: str) -> Rule:
+    """The same rule, which is given what the one inside it needs; and whatever `more` holds for both alike."""
+    for name in ("needs_step", "needs_times", *more):
+        setattr(rule, name, getattr(inner, name, False))
     return rule
 
 

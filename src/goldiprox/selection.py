@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, reducible_loss
+from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, irreducible_loss, reducible_loss
 from goldiprox.data import Batch, as_batch, exchange
 from goldiprox.divided import refuse_divided_again
 from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
@@ -94,6 +94,11 @@ class Selector:
         if not callable(acquisition):
             raise ConfigError(
                 f"an acquisition is a function of candidates, such as gp.reducible_loss; got {acquisition!r}"
+            )
+        if acquisition is irreducible_loss and getattr(self.rule, "floors", False):
+            raise ConfigError(
+                f"{text_of(self.rule)}: all scores of irreducible_loss are below zero, and could not be told "
+                f"apart; leave floored out"
             )
         if irreducible is not None and not isinstance(irreducible, IrreducibleLosses) and not callable(irreducible):
             raise ConfigError(
