@@ -180,6 +180,14 @@ def test_scores_that_all_lie_below_zero_are_not_floored(over, irreducible):
     gp.Selector(gp.irreducible_loss, irreducible=irreducible, keep=4, rule=gp.ranked(rule))
 
 
+def test_scores_of_ones_own_that_all_lie_below_zero_are_not_floored(blobs, irreducible):
+    settings = {"irreducible": irreducible, "candidates": 16, "keep": 4, "steps": 2}
+    rule = gp.floored(gp.discounted_top_k(1.0))
+    with pytest.raises(ConfigError, match=r"no score of the first candidates is above zero \(the highest is -"):
+        gp.record(make_mlp(), blobs, acquisition=lambda c: -1 - c.irreducible, rule=rule, **settings)
+    assert gp.record(make_mlp(), blobs, rule=rule, **settings).steps == 2
+
+
 def test_a_temperature_changes_from_the_first_to_the_last_over_the_run():
     scores, ids = torch.randn(200, generator=torch.Generator().manual_seed(0)), torch.arange(200)
     rule = gp.gumbel_top_k(0.25, final=math.inf, steps=100)

@@ -195,6 +195,11 @@ class Selector:
         mode = "train_frozen_stats" if self.mode == "train" else self.mode
         _, candidates = self.choose(model, batch, self.step, mode=mode)
         Scored.of(candidates).check()
+        if getattr(self.rule, "floors", False) and not bool((candidates.scores > 0).any()):
+            raise ConfigError(
+                f"{text_of(self.rule)}: no score of the first candidates is above zero (the highest is "
+                f"{float(candidates.scores.max()):.3g}), so they could not be told apart; leave floored out"
+            )
         return candidates.known
 
     def choose(
