@@ -81,7 +81,7 @@ class Idea:
         window: Steps among which the list is shuffled, as `goldiprox.Sequence.shuffled` does; 0 for those of one pass,
             an eighth of the run at most.
         deal: How: by chance, or so that batches are alike in labels (``class``), in irreducible losses too (``loss``).
-        late: The share of the run at its end that is drawn uniformly instead.
+        late: The share of the run at its end that is drawn by chance instead, from what the gate lets through.
         other: Added to the proxy's seed. With 0 a proxy of the large model's kind begins with that model's weights, and
             its list in its own order is that model selecting for itself.
         proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
@@ -511,7 +511,7 @@ def arranged(world: World, idea: Idea, ids: np.ndarray, pool: int, seed: int) ->
         )
     if not (late := round(idea.late * steps)):
         return ids
-    uniform = world.drawn(np.zeros(len(world.data), bool), 0, late, KEEP, seed + 77)
+    uniform = world.drawn(world.left_out(idea, seed), 0, late, KEEP, seed + 77)
     return np.concatenate([ids[: steps - late], uniform])
 
 

@@ -24,6 +24,7 @@ CANDIDATES, KEEP, STEPS = 80, 8, 30
 RULES = {
     "top_k": gp.top_k(),
     "discounted_top_k": gp.discounted_top_k(0.3),
+    "floored": gp.floored(gp.discounted_top_k(0.3), beyond=0.2),
     "gumbel_top_k": gp.gumbel_top_k(1.0),
     "mix": gp.mix(0.5),
 }

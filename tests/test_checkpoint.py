@@ -330,7 +330,7 @@ class TestRefused:
             ({"keep": 4}, r"--keep 8 there, 4 here"),
             ({"config": gp.TrainingConfig(lr=0.5)}, r"--lr 0.001 there, 0.5 here"),
             ({"steps": 50}, r"--steps 24 there, 50 here"),
-            ({"rule": gp.mix(0.25)}, r"--rule .discounted_top_k:\S+. there, .mix:0.25\+top_k. here"),
+            ({"rule": gp.mix(0.25)}, r"--rule .floored:0.67\+discounted_top_k:\S+. there, .mix:0.25\+top_k. here"),
             ({"ahead": True}, r"--ahead not set there, true here"),
         ],
     )

@@ -15,20 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
-from goldiprox.cli.compare import _chosen, _held_out
+from goldiprox.cli.compare import _chosen, _held_out, _overtaken
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import _short, draw
 from goldiprox.compare.lab import Lab, identity
 from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
-from goldiprox.compare.result import compare, foretold, told, trials
+from goldiprox.compare.result import below_floor, compare, foretold, told, trials
 from goldiprox.compare.verdict import Bill, Frontier, Worth, below_uniform, interval, judge, t_value, verdict
 from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.irreducible import describe
 from goldiprox.loop import History
 from goldiprox.prepare import DataConfig, prepare
+from goldiprox.snapshots import compared_ids
 from goldiprox.stages import RunConfig, Silent
+from goldiprox.store import Kept
 from goldiprox.suspects import trusted_ids
 from test_cli import goldiprox  # noqa: F401
 
@@ -334,6 +336,7 @@ class TestRuns:
             assert method["itself"]["speedup"]["flops"]["once"] == method["cost"]["holdout"]["flops"]
             assert len(method["early"]["rank_correlation"]) == 2
             assert len(method["early"]["wrong_labels_told"]) == (2 if result["corrupted"]["training side"] else 0)
+            assert method["sequence"]["curve"]["steps"] == method["sequence"]["below_floor"]["steps"]
             assert method["sequence"]["curve"]["steps"] == list(range(2, 25, 2))
         files = draw(result, tmp_path)
         assert [f.name for f in files] == ["compare.png", "compare.pdf"]
@@ -381,7 +384,7 @@ class TestRuns:
         monkeypatch.setattr(labs, "CandidateSampler", lambda ids, *a, **k: trained.append(ids) or plain(ids, *a, **k))
         pool = {0: 0.5, 1: 0.7}
         monkeypatch.setattr(
-            Lab, "_pools", lambda lab, *_: {s: lab.train[: round(pool[s] * len(lab.train))] for s in lab.plan.seeds}
+            Lab, "pools", lambda lab, *_: {s: lab.train[: round(pool[s] * len(lab.train))] for s in lab.plan.seeds}
         )
         plan = replace(own, itself=False, compared=0, seeds=(0, 1))
         (found,) = compare(plan, tmp_path / "some")["schedules"]["cosine"]["methods"].values()
@@ -394,9 +397,24 @@ class TestRuns:
         assert found["sequence"]["minus_chance"]["values"] == pytest.approx([a - b for a, b in gaps])
         sizes = {round(share * len(lab.train)) for share in pool.values()}
         assert sizes <= {len(ids) for ids in trained}  # each seed by what is its own
-        monkeypatch.setattr(Lab, "_pools", lambda lab, *_: dict.fromkeys(lab.plan.seeds, lab.train))
+        monkeypatch.setattr(Lab, "pools", lambda lab, *_: dict.fromkeys(lab.plan.seeds, lab.train))
         (found,) = compare(plan, tmp_path / "all")["schedules"]["cosine"]["methods"].values()
         assert found["chance"] is found["sequence"]["minus_chance"] is None
+
+    def test_how_often_a_proxy_is_better_than_its_holdout_model(self, own, monkeypatch, tmp_path):
+        """Counted among what it selects from, at every evaluation."""
+        plan = replace(own, seeds=(0, 1))
+        lab = Lab(plan, tmp_path, Silent())
+        ids = compared_ids(lab.train, plan.config.candidates, plan.compared).numpy()
+        scores = np.tile(np.arange(len(ids)) - 0.5 * len(ids), (3, 1))  # half of them below zero
+        scores[1:] = 1.0
+        runs = [Kept({"steps": [5, 10, 15]}, {"reducible": scores})] * 2
+        pools = {0: lab.train, 1: ids[: len(ids) // 2]}
+        monkeypatch.setattr(Lab, "pools", lambda *_: pools)
+        assert below_floor(lab, plan.methods[0], runs) == {"steps": [5, 10, 15], "share": [0.75, 0, 0]}
+        pools[1] = np.setdiff1d(lab.train, ids)
+        assert below_floor(lab, plan.methods[0], runs) is None
+        assert below_floor(lab, plan.methods[0], [Kept({}, {})]) is None
 
     def test_a_legend_tells_methods_apart(self):
         long = [f"default,candidates={n},il_model=my_models:resnet_of_width_16" for n in (32, 64)]
@@ -563,6 +581,12 @@ class TestCommand:
     )
     def test_what_the_proxy_is_worth(self, values, said):
         assert _chosen(asdict(interval(values))).endswith(said)
+
+    def test_a_proxy_better_than_its_holdout_model(self):
+        assert _overtaken(None) is None
+        assert _overtaken({"steps": [1000, 2000, 3000], "share": [0.5, 0.8, 0.67]}) is None
+        said = _overtaken({"steps": [1000, 2000, 3000], "share": [0.5, 0.68, 0.9]})
+        assert "on 90.0% of its candidates at the end (on more than 67.0% from step 2,000 on)" in said
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

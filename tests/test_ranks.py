@@ -108,6 +108,7 @@ def test_communication_is_what_the_page_says(selected, world_size):
         assert seen["bytes"] == {
             "top_k": 12 * min(KEEP, share),
             "discounted_top_k": 12 * share,
+            "floored": 12 * share,
             "gumbel_top_k": 12 * share,
             "mix": 12 * share,
             "local": 12 * KEEP / world_size,

@@ -1,8 +1,10 @@
 """Rules: contracts over every one of them, and what each does."""
 
 import math
+import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,6 +28,7 @@ RULES = {
     "floored": gp.floored(),
     "mix of floored": gp.mix(0.25, gp.floored(gp.gumbel_top_k(0.5))),
     "floored mix": gp.floored(gp.mix(0.25)),
+    "floored at times": gp.floored(gp.top_k(), beyond=0.5),
     "annealed": partial(gp.gumbel_top_k(0.5, final=4.0, steps=100), step=30),
 }
 
@@ -172,6 +175,40 @@ def test_below_zero_all_scores_are_alike(over):
     assert gp.floored(gp.top_k())(scores, ids, 4, 0).tolist() == [4, 6, 0, 1]
 
 
+def test_scores_stay_as_they_are_until_enough_lie_below_zero():
+    ids, times = torch.arange(6), torch.zeros(6)
+    rule, plain, always = (
+        gp.floored(gp.discounted_top_k(1.0), beyond=0.5),
+        gp.discounted_top_k(1.0),
+        gp.floored(gp.discounted_top_k(1.0)),
+    )
+    half = torch.tensor([-3.0, -1.0, -2.0, 0.0, 1.0, 2.0])
+    more = torch.tensor([-3.0, -1.0, -2.0, -0.5, 1.0, 2.0])
+    assert rule(half, ids, 6, 0, times=times).tolist() == plain(half, ids, 6, 0, times=times).tolist()
+    assert rule(half, ids, 6, 0, times=times).tolist() == [5, 4, 3, 1, 2, 0]
+    assert rule(more, ids, 6, 0, times=times).tolist() == always(more, ids, 6, 0, times=times).tolist()
+    assert rule(more, ids, 6, 0, times=times).tolist() == [5, 4, 0, 1, 2, 3]
+    assert rule.text == "floored:0.5+discounted_top_k:1"
+
+
+@pytest.mark.parametrize(
+    ("acquisition", "text"),
+    [
+        (gp.reducible_loss, r"floored:0\.67\+discounted_top_k:\S+"),
+        (gp.probability_gain, r"floored:0\.67\+discounted_top_k:\S+"),
+        (gp.loss, r"discounted_top_k:\S+"),
+        (lambda c: -c.loss, r"discounted_top_k:\S+"),
+        (gp.uniform, "top_k"),
+        (gp.irreducible_loss, "top_k"),
+    ],
+)
+def test_the_default_has_a_floor_where_zero_means_one(acquisition, text, tmp_path, blobs, irreducible):
+    settings = {"irreducible": irreducible, "candidates": 16, "keep": 4, "steps": 2, "out": tmp_path / "s.arrow"}
+    gp.record(make_mlp(), blobs, acquisition=acquisition, **settings)
+    rule = gp.Sequence.open(tmp_path / "s.arrow", data=blobs).header.config["rule"]
+    assert re.fullmatch(text, rule), rule
+
+
 @pytest.mark.parametrize("over", [lambda r: r, lambda r: gp.mix(0.5, r)])
 def test_scores_that_all_lie_below_zero_are_not_floored(over, irreducible):
     rule = over(gp.floored(gp.discounted_top_k(1.0)))
@@ -186,6 +223,13 @@ def test_scores_of_ones_own_that_all_lie_below_zero_are_not_floored(blobs, irred
     with pytest.raises(ConfigError, match=r"no score of the first candidates is above zero \(the highest is -"):
         gp.record(make_mlp(), blobs, acquisition=lambda c: -1 - c.irreducible, rule=rule, **settings)
     assert gp.record(make_mlp(), blobs, rule=rule, **settings).steps == 2
+
+
+def test_a_proxy_better_than_its_holdout_model_from_the_first_step_on_takes_turns(blobs):
+    """No score is above zero then, and that is not refused: nothing is known of any of them."""
+    table = gp.IrreducibleLosses(torch.full((len(blobs),), 50.0))
+    ids = gp.record(make_mlp(), blobs, irreducible=table, candidates=16, keep=4, steps=2 * len(blobs) // 4).ids
+    assert set(np.bincount(ids, minlength=len(blobs))) <= {1, 2, 3}
 
 
 def test_a_temperature_changes_from_the_first_to_the_last_over_the_run():
@@ -228,6 +272,7 @@ def test_a_selector_tells_the_rule_its_step(blobs, irreducible):
         ("mix", gp.mix(0.3)),
         ("mix:0.25+gumbel_top_k:2", gp.mix(0.25, gp.gumbel_top_k(2.0))),
         ("floored+gumbel_top_k:2", gp.floored(gp.gumbel_top_k(2.0))),
+        ("floored:0.5+gumbel_top_k:2", gp.floored(gp.gumbel_top_k(2.0), beyond=0.5)),
         ("floored+gumbel_top_k:0.5..inf", partial(gp.floored(gp.gumbel_top_k(0.5, final=math.inf, steps=9)), step=4)),
         ("mix:0.25+ranked+gumbel_top_k:2", gp.mix(0.25, gp.ranked(gp.gumbel_top_k(2.0)))),
     ],
@@ -247,7 +292,7 @@ def test_rules_as_text(text, expected):
         ("mix:0.5/pass", "'0.5/pass' is not a number"),
         ("gumbel_top_k:0..2", "both must be positive"),
         ("top_k:3", "top_k has no setting"),
-        ("floored:0", "floored has no setting"),
+        ("floored:1", "floored beyond a share of 1"),
         ("top_k+mix", "only mix, ranked, floored go over another"),
         ("mix:0.5+topk", "Did you mean 'top_k'"),
     ],

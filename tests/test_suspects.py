@@ -209,7 +209,7 @@ def test_chance_is_not_gated_nor_does_it_take_turns():
     table = gp.IrreducibleLosses(losses, rivals=Rivals(against * 0, against))
     assert len(stages.pool(table)) == len(train) / 2
     assert len(stages.pool(gp.IrreducibleLosses(losses))) == len(train)  # which does not say what is predicted
-    assert stages.rule.text.startswith("discounted_top_k")
+    assert stages.rule.text.startswith("floored:0.67+discounted_top_k")
     for name in ("uniform", "loss"):
         other = Stages(RunConfig(acquisition=name, **settings))
         assert len(other.pool(table)) == len(train)

@@ -242,6 +242,9 @@ def needs_table(name: str) -> bool:
 IDS_ONLY = frozenset({uniform, irreducible_loss})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 
+ZERO_IS_LEARNT = frozenset({reducible_loss, probability_gain})
+"""Acquisitions whose score is zero where a proxy does as well as its holdout model."""
+
 
 @contextlib.contextmanager
 def scoring(model: nn.Module, mode: str) -> Iterator[None]:

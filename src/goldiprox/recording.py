@@ -29,7 +29,7 @@ from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
 from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.rules import RULE, Rule, make_rule, text_of
+from goldiprox.rules import RULE, Rule, make_rule, text_of, usual_rule
 from goldiprox.selection import CandidateSampler, Scope, Selector, num_steps
 from goldiprox.sequence import Sequence, SequenceWriter, check_columns
 from goldiprox.split import digest_ids
@@ -104,8 +104,8 @@ def record(
         data: The base data set: `TensorData` or any map-style data set.
         irreducible: Irreducible losses, or a function that gives them for a `Batch`.
         acquisition: Scores candidates.
-        rule: Turns scores into a choice. By default `goldiprox.rules.RULE`, which transfers to other models; `top_k` is
-            the paper's.
+        rule: Turns scores into a choice. By default `goldiprox.rules.RULE`, or what of it fits the acquisition, which
+            transfers to other models; `top_k` is the paper's.
         candidates: How many examples are scored per step.
         keep: How many of them are trained on.
         steps: How many steps.
@@ -273,9 +273,10 @@ class Job:
             )
         self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
-        if self.rule is None and self.acquisition not in IDS_ONLY:
+        if self.rule is None:
             side = self.irreducible.ids if isinstance(self.irreducible, IrreducibleLosses) else self.train_ids
-            self.rule = make_rule(RULE, passes=self.num_steps * self.keep / max(len(side), 1))
+            passes = self.num_steps * self.keep / max(len(side), 1)
+            self.rule = make_rule(usual_rule(RULE, self.acquisition), passes=passes)
         self.device = device_of(self.proxy)
         self.select = Selector(
             self.acquisition,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from goldiprox.acquisition import IDS_ONLY, ZERO_IS_LEARNT, Acquisition
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.randomness import Key, subkey, uniforms
 from goldiprox.watch import has_triton
@@ -157,25 +158,29 @@ def ranked(rule: Rule | None = None) -> Rule:
     return _as_needy(of_ranks, inner)
 
 
-def floored(rule: Rule | None = None) -> Rule:
+def floored(rule: Rule | None = None, *, beyond: float = 0.0) -> Rule:
     """Lets another rule take every score below zero for zero: nothing is left to learn there, however far below.
 
     For scores whose zero means so, such as the reducible loss. A proxy that has become better than its holdout model
     lies below the floor on hard examples, which says nothing of their worth; without this rule it then comes back to
-    the easiest ones, which lie at zero. Wrong labels lie below it as well: leave them out first
-    (`goldiprox.trusted_ids`), else they get their turns too.
+    the easiest ones, which lie at zero. Until then what is far below is what is wrong or cannot be learnt, so wait for
+    it (`beyond`), or leave wrong labels out first (`goldiprox.trusted_ids`): else they get their turns too.
 
     Args:
         rule: Gets these scores, and counts them in the standard deviation of all; `gumbel_top_k` by default.
+        beyond: Scores stay as they are while no more than this share of the candidates is below zero.
     """
+    if not 0 <= beyond < 1:
+        raise ConfigError(f"floored beyond a share of {beyond:g} of the candidates: give 0 or more, and less than 1")
     inner = rule or gumbel_top_k()
 
     def above(scores: Tensor, ids: Tensor, keep: int, key: Key, **more: int | Tensor) -> Tensor:
         if getattr(inner, "in_spreads", False):
             more = {"spread": _spread(scores), **more}
-        return inner(scores.clamp(min=0), ids, keep, key, **more)
+        overtaken = (scores < 0).sum() > beyond * len(scores)
+        return inner(torch.where(overtaken, scores.clamp(min=0), scores), ids, keep, key, **more)
 
-    above.text = f"floored+{text_of(inner)}"  # type: ignore[attr-defined]
+    above.text = f"floored{f':{beyond:g}' if beyond else ''}+{text_of(inner)}"  # type: ignore[attr-defined]
     above = _as_needy(above, inner, "in_spreads")
     above.floors = True  # type: ignore[attr-defined]
     return above
@@ -219,10 +224,24 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
 
 PRICE = 0.15
 """Of `discounted_top_k`, for every time that training takes as many examples as the training side has."""
-RULE = f"discounted_top_k:{PRICE}/pass"
+TURNS = f"discounted_top_k:{PRICE}/pass"
+OVERTAKEN = 0.67
+"""The share of candidates below zero from which on a proxy counts as better than its holdout model."""
+RULE = f"floored:{OVERTAKEN}+{TURNS}"
 """What transfers to another model, by the experiments in docs/lab-notes.md."""
 NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked", "floored")
 OVER_ANOTHER = ("mix", "ranked", "floored")
+
+
+def usual_rule(text: str, acquisition: Acquisition) -> str:
+    """The rule; if it is the default one, what of it fits an acquisition.
+
+    For chance and what else looks at ids alone, `top_k`: a baseline takes no turns. Without a floor for scores whose
+    zero means nothing.
+    """
+    if text != RULE or acquisition in ZERO_IS_LEARNT:
+        return text
+    return "top_k" if acquisition in IDS_ONLY else TURNS
 
 
 def make_rule(
@@ -232,7 +251,8 @@ def make_rule(
 
     ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5``,
     ``gumbel_top_k:0.2/pass``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
-    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``, ``floored+top_k``.
+    ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``, ``floored+top_k``,
+    ``floored:0.5+top_k`` (where more than half of the candidates are below zero).
 
     Args:
         text: Names with their settings.
@@ -251,12 +271,14 @@ def make_rule(
         raise ConfigError(
             f"rule {text!r}: {name} stands alone or last; only {', '.join(OVER_ANOTHER)} go over another rule"
         )
-    if setting and name in ("top_k", "ranked", "floored"):
+    if setting and name in ("top_k", "ranked"):
         raise ConfigError(f"rule {text!r}: {name} has no setting")
     if name == "top_k":
         return top_k()
-    if name in ("ranked", "floored"):
-        return {"ranked": ranked, "floored": floored}[name](inner)
+    if name == "ranked":
+        return ranked(inner)
+    if name == "floored":
+        return floored(inner, beyond=_number(setting, text) if setting else 0.0)
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
     if name == "discounted_top_k":

@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from goldiprox.acquisition import Acquisition, Candidates, ScoringMode, irreducible_loss, reducible_loss
+from goldiprox.acquisition import (
+    ZERO_IS_LEARNT,
+    Acquisition,
+    Candidates,
+    ScoringMode,
+    irreducible_loss,
+    reducible_loss,
+)
 from goldiprox.data import Batch, as_batch, exchange
 from goldiprox.divided import refuse_divided_again
 from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError, UnknownName, some
@@ -195,7 +202,8 @@ class Selector:
         mode = "train_frozen_stats" if self.mode == "train" else self.mode
         _, candidates = self.choose(model, batch, self.step, mode=mode)
         Scored.of(candidates).check()
-        if getattr(self.rule, "floors", False) and not bool((candidates.scores > 0).any()):
+        doubtful = self.acquisition not in ZERO_IS_LEARNT and self.step == 0 and getattr(self.rule, "floors", False)
+        if doubtful and not bool((candidates.scores > 0).any()):
             raise ConfigError(
                 f"{text_of(self.rule)}: no score of the first candidates is above zero (the highest is "
                 f"{float(candidates.scores.max()):.3g}), so they could not be told apart; leave floored out"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition
+from goldiprox.acquisition import ACQUISITIONS, Acquisition
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
@@ -28,7 +28,7 @@ from goldiprox.prepare import DataConfig, Prepared, differences, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
-from goldiprox.rules import RULE, Rule, make_rule, top_k
+from goldiprox.rules import RULE, Rule, make_rule, top_k, usual_rule
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
 from goldiprox.suspects import check_odds, trusted_ids, usual_odds
@@ -108,11 +108,6 @@ class RunConfig:
 def fitting_sizes(num_train: int) -> dict[str, int]:
     """Candidates and keep for a training side too small for the defaults."""
     return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}
-
-
-def usual_rule(text: str, acquisition: Acquisition) -> str:
-    """The rule; for chance and what else looks at ids alone not the default one: a baseline takes no turns."""
-    return "top_k" if text == RULE and acquisition in IDS_ONLY else text
 
 
 class Progress(Protocol):

@@ -16,6 +16,7 @@ from goldiprox.compare.methods import parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
+from goldiprox.rules import OVERTAKEN
 from goldiprox.stages import RunConfig, Silent
 
 DATA = [flag for flag in o.DATA if flag[0] != "holdout_noise"]
@@ -153,6 +154,8 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
             out.print(f"  the holdout: {_held_out(judged['minus_everything'])}")
         if judged.get("minus_chance"):
             out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
+        if overtaken := _overtaken(judged.get("below_floor")):
+            out.print(f"  the holdout model: {overtaken}")
 
 
 _UNITS = {"flops": "FLOPs", "seconds": "seconds"}
@@ -199,6 +202,17 @@ def _chosen(gap: dict[str, Any]) -> str:
     if gap["mean"] >= -(gap["error"] or 0):
         return said
     return f"{said}; leaving labels out is enough: train on gp.trusted_ids"
+
+
+def _overtaken(floor: dict[str, Any] | None) -> str | None:
+    if floor is None or floor["share"][-1] <= OVERTAKEN:
+        return None
+    since = next(step for step, share in zip(floor["steps"], floor["share"], strict=True) if share > OVERTAKEN)
+    return (
+        f"the proxy is better on {percent(floor['share'][-1])} of its candidates at the end (on more than "
+        f"{percent(OVERTAKEN)} from step {since:,} on), so it has little left to choose by; try a larger holdout, a "
+        f"larger --il-model or fewer steps"
+    )
 
 
 def _points(gap: dict[str, Any]) -> str:

@@ -27,12 +27,12 @@ from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_o
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
 from goldiprox.resolve import resolve
-from goldiprox.rules import Rule, make_rule
+from goldiprox.rules import Rule, make_rule, usual_rule
 from goldiprox.selection import CandidateSampler
 from goldiprox.sequence import Sequence as Recorded
 from goldiprox.snapshots import Snapshots, compared_ids, taken
 from goldiprox.split import digest_ids
-from goldiprox.stages import Progress, Stages, usual_rule
+from goldiprox.stages import Progress, Stages
 from goldiprox.store import Kept, Runs, Store
 from goldiprox.suspects import trusted_ids, usual_odds
 from goldiprox.training import replay_many
@@ -112,7 +112,7 @@ class Lab:
 
         None where that is the whole training side.
         """
-        pools = self._pools(method, self._tables_by_seed(method))
+        pools = self.pools(method)
         if all(len(pool) == len(self.train) for pool in pools.values()):
             return None
         return self._uniform(schedule, self.plan.method_steps, self.plan.unit, pools=pools)
@@ -242,8 +242,7 @@ class Lab:
     def _selecting(self, method: Method, name: str, role: str, schedule: Schedule, at_once: int) -> Runs:
         plan = self.plan
         config, acquisition = plan.training(schedule), method.acquisition or plan.config.acquisition
-        mine = self._tables_by_seed(method)
-        pools = self._pools(method, mine)
+        mine, pools = self._tables_by_seed(method), self.pools(method)
         candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
 
         def settings(seed: int) -> dict[str, Any]:
@@ -354,8 +353,9 @@ class Lab:
         given = self.plan.config.trusted if method.trusted is None else method.trusted
         return usual_odds(given, method.acquisition or self.plan.config.acquisition, table)
 
-    def _pools(self, method: Method, tables: dict[int, IrreducibleLosses | None]) -> Pools:
+    def pools(self, method: Method) -> Pools:
         """What a method selects from, for every seed."""
+        tables = self._tables_by_seed(method)
         pools = dict.fromkeys(tables, self.train)
         for seed, table in tables.items():
             if table and (odds := self._odds(method, table)):

@@ -17,6 +17,7 @@ from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, j
 from goldiprox.errors import NonFiniteError
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.optim import Schedule
+from goldiprox.snapshots import compared_ids
 from goldiprox.stages import Progress, Silent
 from goldiprox.store import Runs, hardware
 from goldiprox.suspects import average_precision, find_suspects
@@ -120,7 +121,8 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
     found = {
         "settings": asdict(method),
         "sequence": _judged(lab, replayed, uniform, {unit: _plus(holdout[unit], choosing[unit]) for unit in holdout})
-        | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))},
+        | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))}
+        | {"below_floor": below_floor(lab, method, proxy)},
         "chance": None if drawn is None else asdict(interval(drawn)),
         "cost": {"holdout": holdout, "proxy": choosing},
         "proxy_accuracy": asdict(interval(_final(proxy))),
@@ -148,6 +150,20 @@ def _judged(lab: Lab, runs: Runs, uniform: Uniform, once: dict[str, Any]) -> dic
         "below_uniform_at": None if below is None else [steps[i] for i in below],
         "together": sorted({run.numbers["together"] for run in runs}),
     }
+
+
+def below_floor(lab: Lab, method: Method, proxy: Runs) -> dict[str, Any] | None:
+    """The share of candidates on which a proxy is better than its holdout model, at every evaluation: of the compared
+    ones that the method selects from, over all seeds. None where there are none.
+    """
+    if not all("reducible" in run.arrays for run in proxy):
+        return None
+    ids = compared_ids(lab.train, lab.plan.config.candidates, lab.plan.compared).numpy()
+    chosen_from = [np.isin(ids, pool) for pool in lab.pools(method).values()]
+    if not all(among.any() for among in chosen_from):
+        return None
+    shares = [(run.arrays["reducible"][:, among] < 0).mean(1) for run, among in zip(proxy, chosen_from, strict=True)]
+    return {"steps": proxy[0].numbers["steps"], "share": np.mean(shares, 0).tolist()}
 
 
 def _early(proxy: Runs, replayed: Runs, uniform: Runs) -> dict[str, Any]:
