@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import goldiprox as gp
 from goldiprox.data import Batch, load
 from goldiprox.loop import Task, fit_together
-from goldiprox.rules import RULE, make_rule
+from goldiprox.rules import TURNS, make_rule
 
 UNSEEN = 4.0
 WAYS = (
@@ -30,7 +30,7 @@ WAYS = (
     ("chance", 128, "doubt", "gumbel_top_k:1"),
     ("chance", 64, "reducible", "gumbel_top_k:1"),
     ("chance", 320, "reducible", "gumbel_top_k:1"),
-    ("chance", 320, "reducible", RULE),
+    ("chance", 320, "reducible", TURNS),
     ("list", 64, "reducible", "gumbel_top_k:1"),
 )
 """Where candidates come from, how many, what is kept of them: by old loss, 1 - probability, or old reducible loss."""
@@ -94,7 +94,7 @@ def task(world: World, way: tuple[str, int, str, str], lists: np.ndarray, args: 
 
 def idea(args: argparse.Namespace) -> Idea:
     holdout = HOLDOUTS["TCA"] | ({"il_model": args.small} if args.small else {})
-    return Idea(args.small or "small_cnn", rule=RULE, holdout=holdout, gate="fair", window=0)
+    return Idea(args.small or "small_cnn", rule=TURNS, holdout=holdout, gate="fair", window=0)
 
 
 def main() -> None:

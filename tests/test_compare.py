@@ -587,6 +587,7 @@ class TestCommand:
         assert _overtaken({"steps": [1000, 2000, 3000], "share": [0.5, 0.8, 0.67]}) is None
         said = _overtaken({"steps": [1000, 2000, 3000], "share": [0.5, 0.68, 0.9]})
         assert "on 90.0% of its candidates at the end (on more than 67.0% from step 2,000 on)" in said
+        assert "from step 3,000 on" in _overtaken({"steps": [1000, 2000, 3000], "share": [0.7, 0.6, 0.9]})
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

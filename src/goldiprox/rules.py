@@ -225,6 +225,7 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
 PRICE = 0.15
 """Of `discounted_top_k`, for every time that training takes as many examples as the training side has."""
 TURNS = f"discounted_top_k:{PRICE}/pass"
+"""The default rule without its floor."""
 OVERTAKEN = 0.67
 """The share of candidates below zero from which on a proxy counts as better than its holdout model."""
 RULE = f"floored:{OVERTAKEN}+{TURNS}"

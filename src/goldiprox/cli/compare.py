@@ -207,11 +207,11 @@ def _chosen(gap: dict[str, Any]) -> str:
 def _overtaken(floor: dict[str, Any] | None) -> str | None:
     if floor is None or floor["share"][-1] <= OVERTAKEN:
         return None
-    since = next(step for step, share in zip(floor["steps"], floor["share"], strict=True) if share > OVERTAKEN)
+    before = max((n + 1 for n, share in enumerate(floor["share"]) if share <= OVERTAKEN), default=0)
     return (
         f"the proxy is better on {percent(floor['share'][-1])} of its candidates at the end (on more than "
-        f"{percent(OVERTAKEN)} from step {since:,} on), so it has little left to choose by; try a larger holdout, a "
-        f"larger --il-model or fewer steps"
+        f"{percent(OVERTAKEN)} from step {floor['steps'][before]:,} on), so it has little left to choose by; try a "
+        f"larger holdout, a larger --il-model or fewer steps"
     )
 
 
