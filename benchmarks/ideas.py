@@ -76,7 +76,8 @@ class Idea:
             temperature that is not in standard deviations.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
-            default), or a margin as text; nothing if "".
+            default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
+            model's kind, which learnt the rest of the training side), or a margin as text; nothing if "".
         until: The share of the run in which nothing is left out yet.
         window: Steps among which the list is shuffled, as `goldiprox.Sequence.shuffled` does; 0 for those of one pass,
             an eighth of the run at most.
@@ -303,8 +304,34 @@ class World:
         if idea.gate:
             table = self.table_of(idea, seed)
             assert table.rivals is not None
-            out[table.ids] = self.cut(table, idea.gate)
+            out[table.ids] = self.cut(table, "fair" if idea.gate == "second" else idea.gate)
+        if idea.gate == "second" and out.any():
+            out[out] = self.contradicts(idea.holdout["il_model"], out, seed)
         return out
+
+    def contradicts(self, kind: str, out: np.ndarray, seed: int) -> np.ndarray:
+        """Whether a model that learnt the training side but for ``out``, in one pass, contradicts those at 10 to 1."""
+        left, steps = np.flatnonzero(out), int((~out[self.train]).sum()) // KEEP
+        model, rows = self.build(kind, seed + 55), torch.as_tensor(self.drawn(out, 0, steps, KEEP, seed + 5))
+        config = gp.TrainingConfig(schedule="cosine", precision=self.precision)
+        batches = iterate(self.data, iter(rows), device=self.device, seed=seed)
+        fit_together([Task(model, batches, steps=steps, config=config, seed=seed)])
+        model.eval()
+        with torch.no_grad():
+            margins = []
+            for ids in torch.as_tensor(left, device=self.device).split(1000):
+                x, y = self.data.gather(ids)[:2]
+                logits = in_precision(call, self.precision)(model, x).float()
+                own = logits.gather(1, y.long()[:, None])
+                margins.append((logits.scatter(1, y.long()[:, None], -torch.inf).amax(1) - own[:, 0]).cpu())
+        both = torch.cat(margins).numpy() > float(np.log(10))
+        wrong = self.wrong[left]
+        print(
+            f"{self.name}, seed {seed}: of {wrong.sum()} wrong and {(~wrong).sum()} right labels left out, a second "
+            f"model wants back {(~both & wrong).sum()} and {(~both & ~wrong).sum()}",
+            flush=True,
+        )
+        return both
 
     def cut(self, table: gp.IrreducibleLosses, gate: str) -> np.ndarray:
         """Which labels of the table a gate leaves out."""
