@@ -231,3 +231,10 @@ def test_a_reduced_loss_is_refused():
     c = candidates(loss=nn.functional.cross_entropy)
     with pytest.raises(ModelMismatch, match="reduction='none'"):
         gp.loss(c)
+
+
+@pytest.mark.parametrize("name", ["entropy", "ordered_loss", "bald"])
+def test_what_goes_by_classes_refuses_a_regression(name):
+    c = candidates(make_mlp(num_outputs=1, dropout=0.5), loss=lambda output, y: (output[:, 0] - y).square())
+    with pytest.raises(ModelMismatch, match=r"probabilities of classes, and the model gave \(100, 1\)"):
+        ACQUISITIONS[name](c)

@@ -1,8 +1,11 @@
 import pickle
+import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import goldiprox as gp
@@ -81,8 +84,72 @@ def test_batches_without_ids_are_refused():
     loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)), batch_size=2)
     with pytest.raises(DataError, match=r"gp\.WithIds"):
         as_batch(next(iter(loader)))
+    ratings = Items([(user, item, 4.5) for user, item in ((7, 1), (7, 2), (9, 1))])
+    with pytest.raises(DataError, match="got list"):  # users are no ids
+        as_batch(next(iter(DataLoader(ratings, batch_size=3))))
     with pytest.raises(DataError, match="map-style"):
         gp.WithIds(iter([1, 2]))
+
+
+def test_ids_of_a_subset():
+    data = make_blobs()
+    with pytest.warns(UserWarning, match=r"Subset\(gp\.WithIds\(data\), indices\)"):
+        gp.WithIds(Subset(data, range(50, 100)))
+    assert next(iter(DataLoader(Subset(gp.WithIds(data), range(50, 100)), batch_size=2))).ids.tolist() == [50, 51]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (batch,) = iterate(Subset(data, range(50, 100)), [[0, 1]], device="cpu")
+    assert batch.ids.tolist() == [0, 1]  # it is the base data set here
+
+
+class TestTaking:
+    """Examples lie along the first dimension, or are refused: never a part of one for another."""
+
+    ids, rows = torch.arange(4), torch.tensor([2, 0])
+
+    @pytest.mark.parametrize(
+        "x",
+        [
+            (torch.zeros(9, 2), torch.tensor([0, 2, 5, 7])),  # all examples in one, and where they begin
+            torch.zeros(5, 4, 2),  # time first
+            torch.tensor(3.0),
+            {"x": torch.zeros(4, 2), "scale": torch.zeros(1)},
+            nn.utils.rnn.pack_sequence([torch.zeros(2, 2)] * 4),
+        ],
+    )
+    def test_what_has_no_row_for_each_example(self, x):
+        with pytest.raises(DataError, match="a batch of 4 examples holds a tensor of shape .* first dimension"):
+            gp.Batch(self.ids, x, self.ids).take(self.rows)
+
+    def test_a_list_of_tensors_of_any_length(self):
+        kept = gp.Batch(self.ids, [torch.full((n,), n) for n in (1, 2, 3, 4)], self.ids).take(self.rows)
+        assert [x.tolist() for x in kept.x] == [[3, 3, 3], [1]]
+
+    def test_named_tuples_stay_what_they_are(self):
+        class Inputs(NamedTuple):
+            left: torch.Tensor
+            right: torch.Tensor
+
+        kept = gp.Batch(self.ids, Inputs(self.ids, -self.ids), self.ids).take(self.rows)
+        assert isinstance(kept.x, Inputs)
+        assert kept.x.right.tolist() == [-2, 0]
+
+
+def test_a_collate_function_of_the_users_own():
+    items = Items([{"text": "a" * (id + 1), "mood": id % 2} for id in range(6)])
+
+    def lengths(items):
+        return {"length": torch.tensor([len(item["text"]) for item in items]), "y": [item["mood"] for item in items]}
+
+    data = gp.WithIds(items, collate=lengths)
+    (batch,) = iterate(data, [[4, 1]], device="cpu")
+    assert batch.ids.tolist() == [4, 1]
+    assert batch.x["length"].tolist() == [5, 2]
+    assert batch.y == [0, 1]
+    with pytest.raises(DataError, match=r"ids 0, 1 cannot be collated: 'no'\. .*collate="):
+        gp.WithIds(items, collate=lambda items: items[0]["no"]).collate([data[0], data[1]])
+    plain = gp.WithIds(Items([(torch.zeros(2), 0)] * 3))
+    assert plain.collate([plain[2], plain[1]]).ids.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
-from goldiprox.errors import ConfigError, MissingIrreducible, NonFiniteError
+from goldiprox.errors import ConfigError, MissingIrreducible, ModelMismatch, NonFiniteError
 
 
 class TestSelector:
@@ -183,3 +183,27 @@ GOLDEN_PICKS = {
     "gumbel": [498, 328, 946],
     "mix": [946, 559, 498],
 }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"forward": lambda model, x: model(x, 1)}, "does not accept the inputs"),
+        ({"forward": lambda model, x: {"logits": model(x)}}, "one row of logits"),
+        ({"loss": nn.functional.cross_entropy}, "one value per example"),
+    ],
+)
+def test_a_first_batch_that_does_not_fit_is_explained(settings, said):
+    batch = next(iter(DataLoader(gp.WithIds(make_blobs()), batch_size=40)))
+    select = gp.Selector(irreducible=make_irreducible(make_blobs()), keep=8, **settings)
+    with pytest.raises(ModelMismatch, match=said):
+        select(make_mlp(), batch)
+
+
+def test_errors_of_a_users_own_scores_stay_what_they_are():
+    def broken(c):
+        raise ValueError("mine")
+
+    batch = next(iter(DataLoader(gp.WithIds(make_blobs()), batch_size=40)))
+    with pytest.raises(ValueError, match="mine"):
+        gp.Selector(broken, keep=8)(make_mlp(), batch)

@@ -50,3 +50,9 @@ def test_overlapping_empty_and_repeating_sides():
         gp.holdout_split(10, holdout=1.0)
     with pytest.raises(ConfigError, match="1 folds"):
         gp.k_fold(np.arange(5), num_folds=1)
+
+
+@pytest.mark.parametrize("shape", [(90,), (100, 1)])
+def test_labels_that_are_not_one_for_each_example(shape):
+    with pytest.raises(ConfigError, match=r"labels of shape .* for 100 examples"):
+        gp.holdout_split(100, np.zeros(shape))

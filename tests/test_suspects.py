@@ -5,13 +5,15 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import goldiprox as gp
-from conftest import make_mlp
+from conftest import make_blobs, make_mlp
 from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import Rivals, contradicted, describe, rivals
 from goldiprox.prepare import DataConfig
@@ -187,6 +189,48 @@ def test_tasks_without_classes_have_no_rivals(blobs):
     split = gp.holdout_split(400)
     table, *_ = gp.irreducible_losses(make_mlp, blobs, split, loss=squared, config=gp.HoldoutConfig(max_epochs=1))
     assert table.rivals is None
+
+
+class Points(Dataset):
+    """The blobs as anybody's data set: dictionaries, labels inside the items."""
+
+    def __init__(self):
+        self.blobs = make_blobs()
+
+    def __len__(self):
+        return len(self.blobs)
+
+    def __getitem__(self, id):
+        return {"x": self.blobs.x[id], "label": int(self.blobs.y[id])}
+
+
+class Labelled(Points):
+    """Its labels are at hand, too."""
+
+    @property
+    def targets(self):
+        return self.blobs.y
+
+
+def test_any_data_set_can_be_judged():
+    options = {"forward": lambda model, x: model(x["x"])}
+    split, config = gp.holdout_split(400), gp.HoldoutConfig(max_epochs=2)
+    table, *_ = gp.irreducible_losses(lambda fold: make_mlp(fold), Points(), split, config=config, **options)
+    trusted = gp.trusted_ids(table, Points())
+    assert np.array_equal(trusted, gp.trusted_ids(table, make_blobs()))
+    found = find_suspects(table, gp.WithIds(Labelled()))
+    assert np.array_equal(found.ids, find_suspects(table, make_blobs()).ids)
+    assert np.array_equal(found.labels, make_blobs().labels[found.ids])
+    with pytest.raises(DataError, match="Points has no class labels .* an attribute `targets`"):
+        find_suspects(table, Points())
+    with pytest.raises(DataError, match="300 examples, the table of irreducible losses is of 400"):
+        gp.trusted_ids(table, make_blobs(300))
+
+    robust = replace(gp.HoldoutConfig.robust(), max_epochs=1)
+    with pytest.raises(ConfigError, match="none at hand: give it an attribute `targets`"):
+        gp.irreducible_losses(lambda fold: make_mlp(fold), Points(), split, config=robust, **options)
+    table, *_ = gp.irreducible_losses(lambda fold: make_mlp(fold), Labelled(), split, config=robust, **options)
+    assert len(gp.trusted_ids(table, Labelled())) > 100
 
 
 def test_average_precision_agrees_with_sklearn():

@@ -267,6 +267,47 @@ class TestAnyTask:
         )  # fmt: skip
         assert same_weights(model, again)
 
+    @pytest.mark.parametrize("num_workers", [None, 2])
+    def test_inputs_of_any_length(self, num_workers, tmp_path):
+        draw = torch.Generator().manual_seed(0)
+        lengths = torch.randint(3, 12, (200,), generator=draw).tolist()
+        items = [(x, x.mean(0)) for x in (torch.randn(n, 4, generator=draw) for n in lengths)]
+
+        def pad(items):
+            x, y = zip(*items, strict=True)
+            mask = nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in x], batch_first=True)
+            return nn.utils.rnn.pad_sequence(list(x), batch_first=True), mask, torch.stack(y)
+
+        def forward(model, inputs):
+            x, mask = inputs
+            return (model(x) * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+
+        def squared_error(output, target):
+            return (output - target).square().mean(1)
+
+        data, options = gp.WithIds(items, collate=pad), {"loss": squared_error, "forward": forward}
+        table, *_ = gp.irreducible_losses(
+            lambda fold: nn.Linear(4, 4), data, gp.holdout_split(200), config=gp.HoldoutConfig(max_epochs=2), **options
+        )
+        model, evaluate = make_mlp(num_inputs=4), gp.evaluate_on(data, **options)
+        before = evaluate(model)["loss"]
+        recording = gp.record(
+            model, data, irreducible=table, evaluate=evaluate, out=tmp_path / "s.arrow", num_workers=num_workers,
+            candidates=40, keep=8, steps=60, config=gp.TrainingConfig(lr=1e-2), **options,
+        )  # fmt: skip
+        assert recording.history.final["loss"] < before / 2
+        again, sequence = make_mlp(num_inputs=4), gp.Sequence.open(tmp_path / "s.arrow", data=data)
+        gp.replay(again, data, sequence, config=gp.TrainingConfig(lr=1e-2), **options)
+        assert recording.history.final["loss"] == pytest.approx(evaluate(again)["loss"], rel=1e-3)
+
+        select = gp.Selector(irreducible=table, keep=8, **options)
+        sampler = gp.CandidateSampler(table.ids, 40, steps=2)
+        for batch in DataLoader(data, batch_sampler=sampler, collate_fn=data.collate):
+            kept = select(again, batch)
+            assert all(
+                torch.equal(x[: lengths[id]], items[id][0]) for id, x in zip(kept.ids.tolist(), kept.x[0], strict=True)
+            )
+
     @pytest.mark.parametrize("acquisition", [gp.loss, gp.gradient_norm, gp.reducible_loss])
     def test_two_towers(self, acquisition):
         class Pairs(Dataset):
@@ -355,6 +396,52 @@ class TestBadInput:
 
     def test_a_loss_that_is_reduced(self, tmp_path):
         self.refused(ModelMismatch, "one value per example", tmp_path, loss=nn.functional.cross_entropy)
+
+    def test_a_loss_that_averages_over_examples(self, tmp_path):
+        data = TensorDataset(torch.zeros(400, 2), torch.zeros(400, 40))
+        self.refused(
+            ModelMismatch, r"shape \(2,\); it gave float32 \(40,\)", tmp_path, data=data,
+            model=make_mlp(num_outputs=40), irreducible=lambda b: b.ids * 0.0,
+            loss=lambda output, y: (output - y).square().mean(0),
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("shape", [(), (1,)])
+    def test_a_loss_that_broadcasts(self, shape, tmp_path):
+        data = TensorDataset(torch.randn(400, 2), torch.randn(400, *shape))
+        options = {"model": make_mlp(num_outputs=1), "data": data, "irreducible": lambda b: b.ids * 0.0}
+        if not shape:
+            options["loss"] = lambda output, y: (output - y).square().mean(1)
+        else:
+            options |= {"forward": lambda model, x: model(x)[:, 0], "loss": lambda o, y: (o - y).square().mean(0)}
+        self.refused(ModelMismatch, "depends on the others of its batch", tmp_path, **options)
+
+    def test_items_without_a_target(self, tmp_path):
+        data = [{"x": torch.zeros(2), "mood": 1} for _ in range(400)]
+        options = {"data": data, "irreducible": lambda b: b.ids * 0.0, "forward": lambda model, x: model(x["x"])}
+        self.refused(ModelMismatch, r"no target: .* labels, label, .*gp\.WithIds\(data, split=", tmp_path, **options)
+        own = {"loss": lambda output, y: (output - y).sum(1), **options}
+        self.refused(ModelMismatch, r"no target: .*gp\.WithIds\(data, split=", tmp_path, **own)
+
+    def test_examples_that_cannot_be_stacked(self, tmp_path):
+        data = [(torch.zeros(2 + id % 3), 0) for id in range(400)]
+        self.refused(
+            DataError, r"cannot be stacked: .*gp\.WithIds\(data, collate=", tmp_path, data=data,
+            irreducible=lambda b: b.ids * 0.0,
+        )  # fmt: skip
+
+    def test_an_evaluation_that_does_not_fit(self, tmp_path, blobs, irreducible):
+        evaluate = gp.evaluate_on(TensorDataset(torch.zeros(9, 3), torch.zeros(9, dtype=torch.int64)))
+        said = r"evaluate_on: .* does not accept the inputs .*\(evaluate_on takes loss= and forward="
+        self.refused(ModelMismatch, said, tmp_path, evaluate=evaluate)
+        gp.record(make_mlp(), blobs, irreducible=irreducible, out=tmp_path / "s.arrow", **SETTINGS)
+        with pytest.raises(ModelMismatch, match=said):
+            gp.replay(make_mlp(), blobs, gp.Sequence.open(tmp_path / "s.arrow"), evaluate=evaluate)
+        with pytest.raises(ConfigError, match="nothing to evaluate on"):
+            gp.evaluate_on(blobs, ids=np.arange(0))
+
+    @pytest.mark.parametrize("rule", [gp.top_k, gp.floored])
+    def test_what_makes_rules_is_no_rule(self, rule, tmp_path):
+        self.refused(ConfigError, r"such as gp\.top_k\(\) gives; got gp\..* itself", tmp_path, rule=rule)
 
     def test_targets_that_are_no_labels(self, tmp_path):
         data = TensorDataset(torch.zeros(400, 2), torch.rand(400))
@@ -543,12 +630,15 @@ def test_ids_that_are_none(ids, said, blobs):
         gp.record(make_mlp(), blobs, acquisition=gp.uniform, ids=ids, **SETTINGS)
 
 
-@pytest.mark.parametrize("argument", ["'loss'", "gp.loss, mode='trian'", "gp.loss, irreducible='i.arrow'"])
+@pytest.mark.parametrize(
+    "argument", ["'loss'", "gp.loss, mode='trian'", "gp.loss, irreducible='i.arrow'", "gp.loss, rule='top_k'"]
+)
 def test_acquisitions_and_modes_by_a_wrong_name(argument):
     """In a process of its own, where the tests' type checker does not step in first."""
     code = f"import goldiprox as gp\ntry: gp.Selector({argument}, keep=1)\nexcept gp.GoldiproxError as e: print(e)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert any(words in said for words in ("is a function of candidates", "Did you mean 'train'", "open a file with"))
+    remedies = ("is a function of candidates", "Did you mean 'train'", "open a file with", "got the text 'top_k'")
+    assert any(words in said for words in remedies)
 
 
 def test_unknown_schedules():

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from goldiprox.data import Batch
-from goldiprox.errors import ConfigError, MissingIrreducible, UnknownName
+from goldiprox.errors import ConfigError, MissingIrreducible, ModelMismatch, UnknownName
 from goldiprox.forward import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of, kept_modes
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import Key, derive, preserved, subkey, uniforms
@@ -121,7 +121,7 @@ class Candidates:
                 scoring(self._model, self._mode),
                 consistent_dropout(self._model, subkey(masks, sample)),
             ):
-                samples.append(self._run().float().log_softmax(-1))
+                samples.append(_of_classes(self._run()).float().log_softmax(-1))
         return torch.stack(samples)
 
     def uniforms(self, purpose: str) -> Float[Tensor, " n"]:
@@ -133,6 +133,17 @@ class Candidates:
 
 
 Acquisition: TypeAlias = Callable[[Candidates], Tensor]
+
+
+def _of_classes(output: Any) -> Float[Tensor, "n c"]:
+    """The output, where it is that of a classifier; with other ones some scores would be numbers without a meaning."""
+    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ModelMismatch(
+            f"this acquisition goes by the probabilities of classes, and the model gave {what}, not a row of logits "
+            f"for each example; take gp.reducible_loss, gp.loss or gp.gradient_norm"
+        )
+    return output
 
 
 def reducible_loss(c: Candidates) -> Float[Tensor, " n"]:
@@ -170,7 +181,7 @@ def uniform(c: Candidates) -> Float[Tensor, " n"]:
 
 def entropy(c: Candidates) -> Float[Tensor, " n"]:
     """How undecided the current model is about the label, without looking at it."""
-    log_probs = c.logits.float().log_softmax(-1)
+    log_probs = _of_classes(c.logits).float().log_softmax(-1)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
@@ -204,7 +215,7 @@ def ordered_loss(c: Candidates) -> Float[Tensor, " n"]:
     random pool of `keep` candidates (so: uniform) below 80%, of twice as many from 80% on, then 4, 8 and 16
     times. The accuracy is that on the current candidates.
     """
-    accuracy = (c.logits.argmax(-1) == c.y).double().mean()
+    accuracy = (_of_classes(c.logits).argmax(-1) == c.y).double().mean()
     pool_size = torch.full_like(accuracy, min(c.keep, len(c)), dtype=torch.int64)
     for threshold, factor in ORDERED_SGD_STAGES:
         pool_size = pool_size.maximum((accuracy >= threshold).long() * min(factor * c.keep, len(c)))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from goldiprox.data import Batch, TensorData, labels_of, map_tensors, unwrap
+from goldiprox.data import TARGET_KEYS, Batch, TensorData, labels_of, map_tensors, unwrap
 from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, some
 from goldiprox.randomness import preserved
 
@@ -114,6 +114,8 @@ def check_model(
 ) -> None:
     """Tries a model on a few examples, and says what does not fit before any training is spent on it.
 
+    The loss is taken of all of them and of two alone, so that one with the wrong dimension averaged is found out.
+
     Args:
         model: Is left as it was.
         batch: A few examples.
@@ -122,23 +124,61 @@ def check_model(
         data: The data set they come from; its labels, where it has them at hand, must fit the model's outputs.
         role: What to call the model in a message.
     """
+    parts = [batch, batch.take(torch.arange(2))] if batch.num_examples > 2 else [batch]
     with preserved(device_of(model)), evaluating(model), torch.no_grad():
-        try:
-            output = forward(model, batch.x)
-        except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ModelMismatch(f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}") from e
-        if loss is cross_entropy:
-            _check_logits(output, batch, _num_classes(data), role)
-        try:
-            values = loss(output, batch.y)
-        except GoldiproxError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            raise ModelMismatch(
-                f"the loss cannot be taken of the {role}'s output ({_shapes(output)}) and the targets "
-                f"({_shapes(batch.y)}): {_first_line(e)}"
-            ) from e
+        for part in parts:
+            output = _tried(model, part, loss, forward, role, data)
+            if loss is not cross_entropy:
+                _check_broadcast(output, part.y, loss)
+
+
+def _tried(model: nn.Module, batch: Batch, loss: PerExampleLoss, forward: Forward, role: str, data: Any) -> Any:
+    """The output for a batch of which a loss can be taken."""
+    try:
+        output = forward(model, batch.x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+        raise ModelMismatch(
+            f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}{_no_target(batch.y)}"
+        ) from e
+    if loss is cross_entropy:
+        _check_logits(output, batch, _num_classes(data), role)
+    try:
+        values = loss(output, batch.y)
+    except GoldiproxError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+        raise ModelMismatch(
+            f"the loss cannot be taken of the {role}'s output ({_shapes(output)}) and the targets "
+            f"({_shapes(batch.y)}): {_first_line(e)}{_no_target(batch.y)}"
+        ) from e
     check_losses(values, batch.num_examples)
+    return output
+
+
+def _no_target(y: Any) -> str:
+    """What to do where items have no target, as a sentence; nothing where they have."""
+    if not isinstance(y, tuple | list) or len(y):
+        return ""
+    return (
+        f". The items have no target: it is the last of a tuple, or what a dictionary holds under "
+        f"{', '.join(TARGET_KEYS)}; for others say which it is, gp.WithIds(data, split=...)"
+    )
+
+
+def _check_broadcast(output: Any, y: Any, loss: PerExampleLoss) -> None:
+    """Raises where a column and a row were taken for a table: each loss is then a mean over all targets."""
+    if not (isinstance(output, Tensor) and isinstance(y, Tensor)) or {output.ndim, y.ndim} != {1, 2}:
+        return
+    column = output if output.ndim == 2 else y
+    if column.shape[1] != 1 or len(output) < 2:
+        return
+    together, alone = loss(output, y)[0], loss(output[:1], y[:1])
+    if alone.numel() == 1 and not torch.isclose(together, alone.reshape(()), rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise ModelMismatch(
+            f"the loss of an example depends on the others of its batch: the output has shape {tuple(output.shape)}, "
+            f"the targets {tuple(y.shape)}, and each output meets every target. Give both the same shape, say "
+            f"output.squeeze(1)"
+        )
 
 
 def _num_classes(data: Any) -> int | None:
@@ -173,7 +213,7 @@ def _check_logits(output: Any, batch: Batch, num_classes: int | None, role: str)
     if not isinstance(batch.y, Tensor) or batch.y.is_floating_point() or batch.y.ndim != 1:
         raise ModelMismatch(
             f"cross-entropy needs one integer label per example; the targets are {_shapes(batch.y)}. "
-            f"For another task pass loss="
+            f"For another task pass loss={_no_target(batch.y)}"
         )
     num_classes = num_classes or int(batch.y.max()) + 1
     if output.shape[1] < num_classes:
@@ -189,7 +229,7 @@ def _shapes(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_shapes(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "(" + ", ".join(_shapes(v) for v in value) + ")"
+        return "(" + ", ".join([*(_shapes(v) for v in value[:4]), *(["..."] if len(value) > 4 else [])]) + ")"
     return type(value).__name__
 
 

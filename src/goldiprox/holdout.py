@@ -350,7 +350,10 @@ def irreducible_losses(
     doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     if config.cleaned:
         if labels is None:
-            raise ConfigError("only labels can be judged, and this data has none; use cleaned=False")
+            raise ConfigError(
+                "cleaned=True, as in HoldoutConfig.robust(), judges labels, and this data set has none at hand: give "
+                "it an attribute `targets` with the class of every example; for other tasks use cleaned=False"
+            )
         opinions, _, judges, total = irreducible_losses(
             lambda number: make_model(JUDGES + number),
             data,

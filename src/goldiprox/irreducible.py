@@ -188,7 +188,8 @@ class IrreducibleLosses:
         Args:
             loss: Gives one loss per example of a `Batch`.
             data: The base data set.
-            ids: The examples to score; all by default.
+            ids: The examples to score, all by default. Where the function learnt from some of the data, the others:
+                what it knows by heart has no irreducible loss, and whatever has one is selected from.
             batch_size: Examples per call.
             num_workers: Loading processes, for data that is not resident.
             device: Where batches go.

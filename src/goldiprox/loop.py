@@ -13,12 +13,21 @@ from torch import nn
 from goldiprox.checkpoint import Checkpoints, Saved
 from goldiprox.data import Batch, iterate, unwrap
 from goldiprox.engine import Eager, Engine, EngineName, Feed, Graph, Trainer, on_device
-from goldiprox.errors import ConfigError, Interrupted, NonFiniteError, RankLost, UnknownName, WriterGone
+from goldiprox.errors import (
+    ConfigError,
+    Interrupted,
+    ModelMismatch,
+    NonFiniteError,
+    RankLost,
+    UnknownName,
+    WriterGone,
+)
 from goldiprox.forward import (
     Forward,
     PerExampleLoss,
     backends,
     call,
+    check_model,
     cross_entropy,
     device_of,
     evaluating,
@@ -347,8 +356,21 @@ def evaluate_on(
     batch_size: int = 2048,
     num_workers: int | None = None,
 ) -> Evaluate:
-    """A function that gives a model's mean loss on this data and, for class logits, its accuracy."""
+    """A function that gives a model's mean loss on this data and, for class logits, its accuracy.
+
+    It can also ``check`` whether a model fits this data, on a few examples: `record` and `replay` do so first.
+
+    Args:
+        data: What to evaluate on.
+        ids: Which of it; by default all.
+        loss: One loss per example; the one that is trained by.
+        forward: How the model is called; as in training.
+        batch_size: How many examples at a time.
+        num_workers: Loading processes. None: slice resident data, load other data in this process.
+    """
     order = np.arange(len(unwrap(data))) if ids is None else ids
+    if not len(order):
+        raise ConfigError("there is nothing to evaluate on: the data, or the list of ids, is empty")
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         losses, correct = [], []
@@ -363,7 +385,21 @@ def evaluate_on(
             figures["accuracy"] = torch.cat(correct).double().mean().item()
         return figures
 
+    def check(model: nn.Module) -> None:
+        few = next(iterate(data, [order[:3]], device=device_of(model)))
+        try:
+            check_model(model, few, loss=loss, forward=forward, data=data)
+        except ModelMismatch as e:
+            raise ModelMismatch(f"evaluate_on: {e} (evaluate_on takes loss= and forward= as well)") from e
+
+    evaluate.check = check  # type: ignore[attr-defined]
     return evaluate
+
+
+def check_evaluation(evaluate: Evaluate | None, model: nn.Module) -> None:
+    """Tries an evaluation before training, where it can be tried on a few examples."""
+    if check := getattr(evaluate, "check", None):
+        check(model)
 
 
 def outputs(

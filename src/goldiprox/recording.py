@@ -24,7 +24,7 @@ from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_devi
 from goldiprox.errors import ConfigError
 from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of, in_precision
 from goldiprox.irreducible import IrreducibleLosses, describe
-from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit_together, rate_of
+from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, check_evaluation, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.picks import Picks
 from goldiprox.randomness import ORDER, derive, seeded
@@ -311,6 +311,7 @@ class Job:
             self.example = next(iterate(self.data, self.sampler.batches(), device=self.device))
             check_model(self.proxy, self.example, data=self.data, role="proxy", **calls)
             check_columns(self.columns, self.select.check(self.proxy, self.example))
+            check_evaluation(self.evaluate, self.proxy)
             self.few = self.example.take(torch.arange(min(2, self.candidates)))
             self.rate = rate_of(self.proxy, self.few, **calls)
         alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself

@@ -186,6 +186,17 @@ def floored(rule: Rule | None = None, *, beyond: float = 0.0) -> Rule:
     return above
 
 
+def check_rule(rule: Rule) -> Rule:
+    """The rule, unless it is a name, or one of the functions that make rules."""
+    if isinstance(rule, str) or rule in (top_k, gumbel_top_k, discounted_top_k, mix, ranked, floored):
+        got = f"the text {rule!r}" if isinstance(rule, str) else f"gp.{rule.__name__} itself"
+        raise ConfigError(
+            f"a rule is a function of (scores, ids, keep, key), such as gp.top_k() gives; got {got}. Call gp.top_k and "
+            f"its like with their settings; texts are for the command line (--rule)"
+        )
+    return rule
+
+
 def _as_needy(rule: Rule, inner: Rule, *more: str) -> Rule:
     """The same rule, which is given what the one inside it needs; and whatever `more` holds for both alike."""
     for name in ("needs_step", "needs_times", *more):

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from goldiprox.acquisition import (
+    IDS_ONLY,
     ZERO_IS_LEARNT,
     Acquisition,
     Candidates,
@@ -23,6 +24,7 @@ from goldiprox.forward import (
     Forward,
     PerExampleLoss,
     call,
+    check_model,
     cross_entropy,
     device_of,
     require_no_running_stats,
@@ -30,7 +32,7 @@ from goldiprox.forward import (
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.randomness import derive, hash_ids, permuted, preserved, subkey
 from goldiprox.ranks import Ranks
-from goldiprox.rules import Rule, highest, text_of, top_k
+from goldiprox.rules import Rule, check_rule, highest, text_of, top_k
 from goldiprox.watch import Watch
 
 Scope = Literal["global", "local"]
@@ -47,7 +49,8 @@ class Selector:
         acquisition: Scores candidates.
         keep: How many to keep.
         irreducible: Irreducible losses, or a function of a `Batch` that gives them (a live holdout model).
-        rule: Turns scores into a choice.
+        rule: Turns scores into a choice; by default `top_k`, the paper's, for a model that selects for itself. The
+            default of `record`, for sequences that other models replay, is another.
         loss: One loss per example.
         forward: How the model is called.
         mode: BatchNorm's and dropout's mode while scoring, see `goldiprox.acquisition.scoring`.
@@ -93,7 +96,7 @@ class Selector:
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least one example must be kept")
         self.acquisition, self.keep, self.irreducible = acquisition, keep, irreducible
-        self.rule = rule or top_k()
+        self.rule = check_rule(rule or top_k())
         self.loss, self.forward, self.losses, self.seed = loss, forward, losses, seed
         self.mode: ScoringMode = mode
         if mode not in get_args(ScoringMode):
@@ -184,7 +187,12 @@ class Selector:
         return ids[self._advance(model, Batch(ids, (), ()))]
 
     def _advance(self, model: nn.Module, batch: Batch) -> Tensor:
-        rows, candidates = self.choose(model, batch, self.step)
+        try:
+            rows, candidates = self.choose(model, batch, self.step)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            if self.step == 0 and self.acquisition not in IDS_ONLY:
+                check_model(model, batch, loss=self.loss, forward=self.forward)  # says what does not fit, if it is that
+            raise
         self._chosen = rows, candidates.known
         self._watch = self._watch or Watch(batch.ids.device)
         self._watch(Scored.of(candidates).check)
@@ -346,7 +354,7 @@ class Scored(NamedTuple):
         if self.loss is None or not bool(self.loss.isfinite().all()):
             cause = (
                 "the model's loss on them is not finite: it diverged (lower the learning rate), "
-                "or their inputs are not finite"
+                "their inputs are not finite, or the loss is a mean over nothing (all tokens masked, say)"
             )
         else:
             cause = "look at the acquisition function"

@@ -99,4 +99,10 @@ def k_fold(ids: np.ndarray, labels: np.ndarray | None = None, *, num_folds: int,
 def _by_class(length: int, labels: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
     """A random order, class after class, so that evenly spaced positions are a stratified draw."""
     order = rng.permutation(length)
-    return order if labels is None else order[np.argsort(np.asarray(labels)[order], kind="stable")]
+    if labels is None:
+        return order
+    if (shape := np.shape(labels)) != (length,):
+        raise ConfigError(
+            f"labels of shape {shape} for {length:,} examples: give one class for each, or none (labels=None)"
+        )
+    return order[np.argsort(np.asarray(labels)[order], kind="stable")]

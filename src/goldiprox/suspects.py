@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from goldiprox.acquisition import needs_table
-from goldiprox.data import TensorData
+from goldiprox.data import TensorData, labels_of, unwrap
 from goldiprox.data.corruption import Truth
 from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import IrreducibleLosses, held_against
@@ -48,21 +48,25 @@ class Suspects:
         return len(self.ids)
 
 
-def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
+def find_suspects(table: IrreducibleLosses, data: Any) -> Suspects:
     """Orders the labels of a data set by how much the holdout model holds against them. Equal ones stay in order of id.
 
     Args:
         table: Its irreducible losses, made for this data.
-        data: The base data set.
+        data: The base data set; its labels must be at hand, in an attribute `targets` say.
     """
-    if data.num_classes is None:
-        raise DataError(f"{data.name} has no class labels to suspect")
-    ids = table.ids
-    labels, losses = data.labels[ids], table.values.numpy()[ids].astype(np.float64)
+    all_labels = labels_of(data)
+    if all_labels is None or _is_unlabelled(data):
+        raise DataError(
+            f"{_name(data)} has no class labels to suspect; if its items have, give it an attribute `targets` with the "
+            f"class of every example"
+        )
+    ids, num_classes = table.ids, getattr(unwrap(data), "num_classes", None) or math.inf
+    labels, losses = all_labels[ids], table.values.numpy()[ids].astype(np.float64)
     score, predicted, probability = losses, np.full(len(ids), -1), np.full(len(ids), np.nan)
     if table.rivals is not None:
         rival, margin = (v.numpy()[ids].astype(np.float64) for v in table.rivals)
-        known = np.isfinite(margin) & (rival >= 0) & (rival < data.num_classes)
+        known = np.isfinite(margin) & (rival >= 0) & (rival < num_classes)
         if known.all():
             score = margin
         predicted = np.where(known, np.where(margin > 0, np.nan_to_num(rival), labels), -1).astype(np.int64)
@@ -71,7 +75,7 @@ def find_suspects(table: IrreducibleLosses, data: TensorData) -> Suspects:
     return Suspects(*(a[order] for a in (ids, labels, score, losses, predicted, probability)))
 
 
-def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float | None = None) -> np.ndarray:
+def suspected(table: IrreducibleLosses, data: Any, *, odds: float | None = None) -> np.ndarray:
     """Whether each label of `table.ids` is suspected: the holdout model holds another class to be far likelier.
 
     Args:
@@ -80,9 +84,22 @@ def suspected(table: IrreducibleLosses, data: TensorData, *, odds: float | None 
         data: The base data set.
         odds: How many times likelier; by default `fair_odds`.
     """
-    if data.num_classes is None:
-        raise DataError(f"{data.name} has no class labels to suspect")
+    if _is_unlabelled(data):
+        raise DataError(f"{_name(data)} has no class labels to suspect")
+    if len(unwrap(data)) != len(table):
+        raise DataError(
+            f"{_name(data)} has {len(unwrap(data)):,} examples, the table of irreducible losses is of {len(table):,}; "
+            f"give the data set that it was made for"
+        )
     return held_against(table)[1] > math.log(fair_odds(table) if odds is None else check_odds(odds))
+
+
+def _is_unlabelled(data: Any) -> bool:
+    return isinstance(unwrap(data), TensorData) and unwrap(data).num_classes is None
+
+
+def _name(data: Any) -> str:
+    return str(getattr(unwrap(data), "name", type(unwrap(data)).__name__))
 
 
 def wrong_share(table: IrreducibleLosses) -> float:
@@ -181,7 +198,7 @@ def check_odds(odds: float) -> float:
 
 
 def trusted_ids(
-    table: IrreducibleLosses, data: TensorData, ids: np.ndarray | None = None, *, odds: float | None = None
+    table: IrreducibleLosses, data: Any, ids: np.ndarray | None = None, *, odds: float | None = None
 ) -> np.ndarray:
     """What to select from where suspected labels are left out: ``record(..., ids=trusted_ids(table, data))``.
 

@@ -17,7 +17,7 @@ from goldiprox.data import iterate
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError, FingerprintMismatch
 from goldiprox.forward import Forward, PerExampleLoss, call, check_model, cross_entropy, device_of
-from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, fit, fit_together, rate_of
+from goldiprox.loop import Evaluate, History, OnRecord, OnStep, Task, check_evaluation, fit, fit_together, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import derive, seeded
 from goldiprox.recording import Job, Recording
@@ -153,6 +153,7 @@ def _replaying(
     with seeded(derive("example", seed), device):
         example = next(iterate(data, [sequence[0][:2]], device=device))
         check_model(model, example, loss=loss, forward=forward, data=data)
+        check_evaluation(evaluate, model)
     consumed = _Consumed(sequence)
     saved = None
     if checkpoints:
@@ -242,6 +243,7 @@ def record_and_train(
     settings["num_workers"] = loading_processes(engine, settings.get("num_workers"))
     job = Job(proxy, data, **settings)
     check_model(model, job.example, loss=job.loss, forward=job.forward, data=data)
+    check_evaluation(evaluate_model, model)
     first = job.task()
     recording, batches = None, None
     if isinstance(first.batches, Selecting) and engine in ("auto", "graph") and device_of(model) == job.device:

@@ -1,5 +1,6 @@
 """Data: batches with ids, resident data, sources, fingerprints, corruption."""
 
+from goldiprox.data.batch import TARGET_KEYS as TARGET_KEYS
 from goldiprox.data.batch import Batch as Batch
 from goldiprox.data.batch import WithIds as WithIds
 from goldiprox.data.batch import as_batch as as_batch

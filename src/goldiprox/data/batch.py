@@ -1,19 +1,21 @@
 """Batches that know which examples they hold."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from goldiprox.data.resident import TensorData
-from goldiprox.errors import DataError
+from goldiprox.errors import DataError, some
 from goldiprox.randomness import derive, seeded
 from goldiprox.watch import has_triton
 
-_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+"""Under which of them a dictionary holds its target; the first that is there."""
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -48,7 +50,7 @@ class Batch(NamedTuple):
 
     def take(self, rows: Int[Tensor, " k"]) -> "Batch":
         """The batch of these rows (positions inside this batch), in that order."""
-        if all(map(_is_dense, self)) and rows.is_cuda and has_triton():
+        if all(_is_dense(part, self.num_examples) for part in self) and rows.is_cuda and has_triton():
             from goldiprox.kernels import take_rows
 
             return Batch(*take_rows(self, rows))
@@ -58,40 +60,52 @@ class Batch(NamedTuple):
         return Batch(*(map_tensors(lambda t: t.to(device, non_blocking=True), part) for part in self))
 
 
-def _is_dense(value: Any) -> bool:
-    """Whether rows lie one after another in a GPU's memory, so that a kernel can copy them."""
-    if not isinstance(value, Tensor) or not value.is_cuda or not len(value):
+def _is_dense(value: Any, n: int) -> bool:
+    """Whether n rows lie one after another in a GPU's memory, so that a kernel can copy them."""
+    if not isinstance(value, Tensor) or not value.is_cuda or not value.ndim or not n or len(value) != n:
         return False
     return value.is_contiguous() or (value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last))
 
 
 def _take(value: Any, rows: Tensor, n: int) -> Any:
-    if isinstance(value, list | tuple) and len(value) == n and not any(isinstance(v, Tensor) for v in value):
-        return [value[row] for row in rows.tolist()]  # what loaders leave as it is: text, say
     if isinstance(value, Mapping):
         return {k: _take(v, rows, n) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_take(v, rows, n) for v in value)
-    return value[rows.to(value.device)] if isinstance(value, Tensor) else value
+        tensors = [v for v in value if isinstance(v, Tensor)]
+        uneven = isinstance(value, list) and not all(_has_rows(v, n) for v in tensors)
+        if len(value) == n and (uneven or not tensors):
+            return [value[row] for row in rows.tolist()]  # one of each example: text, say, or tensors of any length
+        taken = [_take(v, rows, n) for v in value]
+        return type(value)(*taken) if hasattr(value, "_fields") else type(value)(taken)
+    if not isinstance(value, Tensor):
+        return value
+    if not _has_rows(value, n):
+        raise DataError(
+            f"a batch of {n} examples holds a tensor of shape {tuple(value.shape)}; to keep some of the examples, they "
+            f"must lie along the first dimension of every tensor (padded, batch_first=True), or one by one in a list"
+        )
+    return value[rows.to(value.device)]
+
+
+def _has_rows(value: Tensor, n: int) -> bool:
+    return value.ndim > 0 and len(value) == n
 
 
 def as_batch(value: Any) -> Batch:
-    """What a loader over `WithIds` gave, as a Batch."""
+    """What a loader over `WithIds` gave."""
     if isinstance(value, Batch):
         return value
-    if isinstance(value, tuple | list) and len(value) == 3 and isinstance(value[0], Tensor):
-        ids = value[0]
-        if ids.ndim == 1 and not ids.is_floating_point():
-            return Batch(*value)
     raise DataError(
-        f"a batch must carry ids: got {type(value).__name__}; wrap the data set: DataLoader(gp.WithIds(dataset), ...)"
+        f"a batch must carry ids, as gp.Batch(ids, x, y): got {type(value).__name__}; wrap the data set: "
+        f"DataLoader(gp.WithIds(dataset), ...), and a collate_fn of your own: gp.WithIds(dataset, collate=collate_fn) "
+        f"with DataLoader(..., collate_fn=that.collate)"
     )
 
 
 def split_item(item: Any) -> tuple[Any, Any]:
     """Inputs and target of one example as data sets give it: ``(x, y)``, ``(a, b, ..., y)`` or a dictionary."""
     if isinstance(item, Mapping):
-        key = next((k for k in _TARGET_KEYS if k in item), None)
+        key = next((k for k in TARGET_KEYS if k in item), None)
         return {k: v for k, v in item.items() if k != key}, item[key] if key else ()
     if isinstance(item, tuple | list):
         *inputs, target = item if len(item) > 1 else (*item, ())
@@ -100,33 +114,65 @@ def split_item(item: Any) -> tuple[Any, Any]:
 
 
 class WithIds(Dataset):
-    """Any map-style data set, its items as `Batch(id, x, y)`.
+    """Any map-style data set, its items as `Batch(id, x, y)`. Where a stage takes data, it takes this too.
 
     Args:
-        dataset: Has ``__len__`` and ``__getitem__``.
+        dataset: Has ``__len__`` and ``__getitem__``. Ids are positions in it.
         split: Turns an item into inputs and target, where `split_item` does not fit.
+        collate: Makes a batch of a list of items, where they cannot simply be stacked: the ``collate_fn`` of your
+            loader, which is then given ``collate_fn=data.collate``. `split` is applied to what it gives.
     """
 
-    def __init__(self, dataset: Any, split: Callable[[Any], tuple[Any, Any]] = split_item):
+    def __init__(
+        self,
+        dataset: Any,
+        split: Callable[[Any], tuple[Any, Any]] = split_item,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise DataError(
                 f"{type(dataset).__name__} is not a map-style data set: ids are positions, so it needs "
                 f"__len__ and __getitem__"
             )
-        self.dataset = dataset
-        self.split = split
+        if isinstance(dataset, Subset) and type(self) is WithIds:
+            warnings.warn(
+                "gp.WithIds(Subset(data, indices)): ids are positions in the Subset. For tables and sequences of the "
+                "data set itself, wrap it first: Subset(gp.WithIds(data), indices)",
+                stacklevel=2,
+            )
+        self.dataset, self.split, self.collate_items = dataset, split, collate
 
     @property
     def is_plain(self) -> bool:
-        """Whether items are divided in the usual way, so that resident data may be sliced instead."""
-        return self.split is split_item
+        """Whether items are divided and stacked in the usual way, so that resident data may be sliced instead."""
+        return self.split is split_item and self.collate_items is None
+
+    def collate(self, items: list[Batch]) -> Batch:
+        """A batch of items of this data set; for loaders, ``collate_fn=data.collate``."""
+        ids = torch.stack([item.ids for item in items])
+        try:
+            if self.collate_items is not None:
+                return Batch(ids, *self.split(self.collate_items([item.x for item in items])))
+            return default_collate(items)
+        except (RuntimeError, TypeError, KeyError) as e:
+            how = "stacked" if self.collate_items is None else "collated"
+            what, *_ = str(e).splitlines() or [type(e).__name__]
+            raise DataError(
+                f"the examples of ids {some(ids.tolist())} cannot be {how}: {what}. "
+                f"Pad them in the data set, or say how to make a batch of them: gp.WithIds(data, collate=your_collate_fn)"
+            ) from e
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, id: int) -> Batch:
-        x, y = self.split(self.dataset[id])
-        return Batch(torch.tensor(id), x, y)
+        item = self.dataset[id]
+        return Batch(torch.tensor(id), *((item, ()) if self.collate_items is not None else self.split(item)))
+
+
+class _Whole(WithIds):
+    """A base data set, whatever it is: a Subset too, since its own positions are meant."""
 
 
 def unwrap(data: Any) -> Any:
@@ -166,9 +212,10 @@ def iterate(
         return
     if isinstance(data, TensorData):
         data = data.to("cpu")  # loading processes hand over memory of the host
-    with_ids = data if isinstance(data, WithIds) else WithIds(data)
+    with_ids = data if isinstance(data, WithIds) else _Whole(data)
     loader = DataLoader(
         _Drawing(with_ids, seed),
+        collate_fn=with_ids.collate,
         batch_sampler=_Numbered(batch_ids, first),
         num_workers=num_workers or 0,
         pin_memory=torch.device(device).type == "cuda",
