@@ -159,8 +159,8 @@ class WithIds(Dataset):
             how = "stacked" if self.collate_items is None else "collated"
             what, *_ = str(e).splitlines() or [type(e).__name__]
             raise DataError(
-                f"the examples of ids {some(ids.tolist())} cannot be {how}: {what}. "
-                f"Pad them in the data set, or say how to make a batch of them: gp.WithIds(data, collate=your_collate_fn)"
+                f"the examples of ids {some(ids.tolist())} cannot be {how}: {what}. Pad them in the data set, "
+                f"or say how to make a batch of them: gp.WithIds(data, collate=your_collate_fn)"
             ) from e
 
     def __len__(self) -> int:
