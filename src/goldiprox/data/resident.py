@@ -179,14 +179,17 @@ def as_resident(dataset: Any, name: str, *, num_classes: int | None = None) -> T
     for id in range(len(dataset)):
         item = dataset[id]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(f"{name}: example {id} is a {type(item).__name__}; the command line needs pairs (x, y)")
+            raise DataError(
+                f"{name}: example {id} is a {type(item).__name__}; the command line needs pairs (x, y), of a text "
+                f"(token ids, label). In Python (gp.record, ...) any map-style data set will do"
+            )
         x, y = item
         xs.append(torch.as_tensor(np.asarray(x)))
         ys.append(torch.as_tensor(y))
         if xs[-1].shape != xs[0].shape:
             raise DataError(
                 f"{name}: example {id} has shape {tuple(xs[-1].shape)}, example 0 {tuple(xs[0].shape)}; "
-                f"make all inputs one size"
+                f"make all inputs one size: resize images, pad texts"
             )
     if not xs:
         raise DataError(f"{name} is empty")
