@@ -126,6 +126,7 @@ STEP_SETTINGS = {
     "mix": {"rule": gp.mix(0.5)},
     "ranked": {"rule": gp.ranked(gp.gumbel_top_k(0.7))},
     "floored": {"rule": gp.floored(gp.discounted_top_k(0.4))},
+    "discounted_top_k, iqr": {"rule": gp.discounted_top_k(1.5, unit="iqr")},
     "floored at times": {"rule": gp.floored(gp.discounted_top_k(0.4), beyond=0.3)},
     "annealed": {"rule": gp.gumbel_top_k(0.3, final=float("inf"), steps=200)},
     "mix of annealed": {"rule": gp.mix(0.25, gp.ranked(gp.gumbel_top_k(0.3, final=4.0, steps=200)))},

@@ -80,6 +80,26 @@ def test_what_was_kept_waits_until_the_others_had_their_turns():
         gp.discounted_top_k(-1.0)
 
 
+def test_a_price_in_distances_of_quartiles():
+    ids, scores = torch.arange(8), torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1000.0])
+    rule, width = make_rule("discounted_top_k:0.5iqr"), 6.0 - 1.0
+    assert rule.text == gp.discounted_top_k(0.5, unit="iqr").text == "discounted_top_k:0.5iqr"
+    times = torch.tensor([0, 0, 0, 0, 0, 0, 1, 300])
+    expected = (scores - 0.5 * width * times).argsort(descending=True, stable=True)
+    assert rule(scores, ids, 8, 0, times=times).tolist() == expected.tolist() == [7, 5, 4, 6, 3, 2, 1, 0]
+    assert rule(scores, ids, 2, 0, times=times * 2).tolist() == [5, 4]  # 1000 is worth 400 turns
+    # Under a floor the width is that of all scores, not of what is left above zero.
+    floored, plain = gp.floored(rule), scores - 4.5
+    assert floored(plain, ids, 3, 0, times=torch.tensor([0, 0, 0, 0, 0, 1, 1, 400])).tolist() == [0, 1, 2]
+    # Where half of the scores are alike their quartiles are too; the price must not vanish.
+    alike, deviation = torch.tensor([0.0] * 7 + [8.0]), gp.discounted_top_k(0.5)
+    for kept in (0, 1, 6, 7):
+        times = torch.tensor([0] * 7 + [kept])
+        assert rule(alike, ids, 1, 0, times=times).tolist() == deviation(alike, ids, 1, 0, times=times).tolist()
+    with pytest.raises(ConfigError, match="'x' is not a number"):
+        make_rule("discounted_top_k:xiqr")
+
+
 @pytest.mark.parametrize(
     "rule", [gp.discounted_top_k(0.5), gp.mix(0.5, gp.ranked(gp.floored(gp.discounted_top_k(0.5))))]
 )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +17,13 @@ Rule: TypeAlias = Callable[..., Tensor]
 """(scores, ids, keep, key) -> the rows to keep. `key` seeds what is random, anew at every step.
 
 A rule whose attribute `needs_step` is true also gets ``step=``, a number, or a tensor where the device counts; one
-whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. One whose attribute
-`in_spreads` is true counts scores in their standard deviation, and takes another for it as ``spread=``; one whose
-attribute `floors` is true takes scores below zero for zero. Its attribute `text` says what it is, settings included,
-in files and in what must be the same for a run to be continued.
+whose attribute `needs_times` is true gets ``times=``, how often each candidate was kept before. One with an attribute
+`in_spreads` counts scores in what that function makes of them, their standard deviation say, and takes another value
+for it as ``spread=``; one whose attribute `floors` is true takes scores below zero for zero. Its attribute `text` says
+what it is, settings included, in files and in what must be the same for a run to be continued.
 """
+
+Unit = Literal["std", "iqr"]
 
 
 def text_of(rule: Rule) -> str:
@@ -59,9 +61,10 @@ def gumbel_top_k(temperature: float = 1.0, *, final: float | None = None, steps:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, spread: Tensor | None = None) -> Tensor:
         if temperature == 0:
             return highest(scores, ids, keep)
+        spread = _deviation(scores) if spread is None else spread
         return highest((_in_spreads(scores, spread) / temperature + _gumbel(ids, key)).float(), ids, keep)
 
-    rule.needs_only_best, rule.in_spreads = temperature == 0, True  # type: ignore[attr-defined]
+    rule.needs_only_best, rule.in_spreads = temperature == 0, _deviation  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}"  # type: ignore[attr-defined]
     return rule
 
@@ -84,24 +87,30 @@ def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
         at = step if isinstance(step, Tensor) else torch.full((), step, device=ids.device)
         done = (at.to(noise.dtype) / steps).clamp(max=1)
         sharpness = 1 / temperature + (1 / final - 1 / temperature) * done
+        spread = _deviation(scores) if spread is None else spread
         return highest((sharpness * _in_spreads(scores, spread) + noise).float(), ids, keep)
 
-    rule.needs_step = rule.in_spreads = True  # type: ignore[attr-defined]
+    rule.needs_step, rule.in_spreads = True, _deviation  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}..{final:g} over {steps} steps"  # type: ignore[attr-defined]
     return rule
 
 
-def discounted_top_k(price: float = 1.0) -> Rule:
+def discounted_top_k(price: float = 1.0, *, unit: Unit = "std") -> Rule:
     """Keeps the highest scores after a discount for every time that an example was kept before.
 
-    The keep highest of ``score / std - price * times``. What is kept becomes less urgent, so in the long run all that
+    The keep highest of ``score / unit - price * times``. What is kept becomes less urgent, so in the long run all that
     is worth learning gets its turns, and what stays far ahead gets a few more. Nothing is random.
 
     Args:
-        price: In units of the scores' standard deviation. 0 is `top_k`; large takes turns, whatever the scores.
+        price: In units of how far apart scores lie. 0 is `top_k`; large takes turns, whatever the scores.
+        unit: ``std``: their standard deviation. ``iqr``: the distance of their quartiles, which a few that are far
+            ahead do not widen; so where most is learnt and little is not, the same price is a lower one.
     """
     if not 0 <= price < math.inf:
         raise ConfigError(f"a price of {price} is not zero or more; 0 is top_k, large takes turns")
+    if unit not in get_args(Unit):
+        raise UnknownName("unit of a price", unit, get_args(Unit))
+    how = _deviation if unit == "std" else _middle_half
 
     def rule(
         scores: Tensor,
@@ -112,10 +121,12 @@ def discounted_top_k(price: float = 1.0) -> Rule:
         times: Tensor,
         spread: Tensor | None = None,
     ) -> Tensor:
+        spread = how(scores) if spread is None else spread
         return highest((_in_spreads(scores, spread) - price * times).float(), ids, keep)
 
-    rule.draws_nothing = rule.needs_times = rule.in_spreads = True  # type: ignore[attr-defined]
-    rule.text = f"discounted_top_k:{price:g}"  # type: ignore[attr-defined]
+    rule.draws_nothing = rule.needs_times = True  # type: ignore[attr-defined]
+    rule.in_spreads = how  # type: ignore[attr-defined]
+    rule.text = f"discounted_top_k:{price:g}{'' if unit == 'std' else unit}"  # type: ignore[attr-defined]
     return rule
 
 
@@ -167,7 +178,7 @@ def floored(rule: Rule | None = None, *, beyond: float = 0.0) -> Rule:
     it (`beyond`), or leave wrong labels out first (`goldiprox.trusted_ids`): else they get their turns too.
 
     Args:
-        rule: Gets these scores, and counts them in the standard deviation of all; `gumbel_top_k` by default.
+        rule: Gets these scores, and counts them in the spread of all; `gumbel_top_k` by default.
         beyond: Scores stay as they are while no more than this share of the candidates is below zero.
     """
     if not 0 <= beyond < 1:
@@ -175,8 +186,8 @@ def floored(rule: Rule | None = None, *, beyond: float = 0.0) -> Rule:
     inner = rule or gumbel_top_k()
 
     def above(scores: Tensor, ids: Tensor, keep: int, key: Key, **more: int | Tensor) -> Tensor:
-        if getattr(inner, "in_spreads", False):
-            more = {"spread": _spread(scores), **more}
+        if how := getattr(inner, "in_spreads", None):
+            more = {"spread": how(scores), **more}
         overtaken = (scores < 0).sum() > beyond * len(scores)
         return inner(torch.where(overtaken, scores.clamp(min=0), scores), ids, keep, key, **more)
 
@@ -204,14 +215,22 @@ def _as_needy(rule: Rule, inner: Rule, *more: str) -> Rule:
     return rule
 
 
-def _in_spreads(scores: Tensor, spread: Tensor | None) -> Tensor:
-    """Scores in standard deviations, their own where no other is given; zeros where all are alike."""
-    spread = _spread(scores) if spread is None else spread
+def _in_spreads(scores: Tensor, spread: Tensor) -> Tensor:
+    """Scores in units of how far apart they lie; zeros where all are alike."""
     return torch.where(spread > 0, scores.to(spread.dtype) / spread, torch.zeros_like(scores, dtype=spread.dtype))
 
 
-def _spread(scores: Tensor) -> Tensor:
+def _deviation(scores: Tensor) -> Tensor:
+    """The standard deviation."""
     return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64).std(correction=0)
+
+
+def _middle_half(scores: Tensor) -> Tensor:
+    """The distance of the quartiles; where half of the scores are alike, the standard deviation."""
+    deviation = _deviation(scores)
+    ordered, quarter = scores.to(deviation.dtype).sort().values, (len(scores) - 1) // 4
+    width = ordered[len(scores) - 1 - quarter] - ordered[quarter]
+    return torch.where(width > 0, width, deviation)
 
 
 def _gumbel(ids: Tensor, key: Key) -> Tensor:
@@ -261,7 +280,8 @@ def make_rule(
 ) -> Rule:
     """The rule that a text on the command line describes.
 
-    ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes), ``gumbel_top_k:0.5``,
+    ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes),
+    ``discounted_top_k:1.5iqr`` (in distances of quartiles), ``gumbel_top_k:0.5``,
     ``gumbel_top_k:0.2/pass``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
     ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``, ``floored+top_k``,
     ``floored:0.5+top_k`` (where more than half of the candidates are below zero).
@@ -294,7 +314,8 @@ def make_rule(
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
     if name == "discounted_top_k":
-        return discounted_top_k(_number(setting, text, passes)) if setting else discounted_top_k()
+        number, unit = setting.removesuffix("iqr"), "iqr" if setting.endswith("iqr") else "std"
+        return discounted_top_k(_number(number, text, passes), unit=unit) if setting else discounted_top_k()
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
     return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)
@@ -307,6 +328,6 @@ def _number(text: str, rule: str, passes: float | None = None) -> float:
         return float(number) * (1.0 if passes is None or number == text else passes)
     except ValueError:
         raise ConfigError(
-            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, discounted_top_k:0.2/pass or "
-            f"gumbel_top_k:0.5..4"
+            f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, discounted_top_k:0.2/pass, "
+            f"discounted_top_k:1.5iqr or gumbel_top_k:0.5..4"
         ) from None

@@ -72,7 +72,7 @@ SELECTION: list[Flag] = [
         "rule",
         str | None,
         None,
-        "From scores to a choice: discounted_top_k (:P, :P/pass), top_k, gumbel_top_k (:T, :T/pass, :T..T), mix "
+        "From scores to a choice: discounted_top_k (:P, :P/pass, :Piqr), top_k, gumbel_top_k (:T, :T/pass, :T..T), mix "
         f"(:share), ranked, floored (:share); mix:0.2+ranked. Default: {RULE}.",
     ),
     ("temperature", float, 1.0, "Of gumbel_top_k, in standard deviations of the scores."),
