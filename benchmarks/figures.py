@@ -5,7 +5,7 @@ PYTHONPATH=benchmarks goldiprox compare --data figures:apart --proxy figures:sma
 
 import numpy as np
 import torch
-from sklearn.datasets import make_classification
+from sklearn.datasets import load_digits, make_classification
 from torch import nn
 
 import goldiprox as gp
@@ -21,14 +21,25 @@ def close() -> tuple[gp.TensorData, gp.TensorData]:
     return made(class_sep=0.6, flip_y=0.1, seed=1)
 
 
+def digits() -> tuple[gp.TensorData, gp.TensorData]:
+    """Scikit-learn's digits, 8 x 8 figures each: 1,400 to train on, 397 to test."""
+    x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
+    order = np.random.default_rng(0).permutation(len(x))
+    return parts(x[order] / 8 - 1, y[order], 1_400, num_classes=10)
+
+
 def made(*, class_sep: float, flip_y: float, seed: int) -> tuple[gp.TensorData, gp.TensorData]:
     x, y = make_classification(
         24_000, 40, n_informative=12, n_redundant=8, n_classes=6, n_clusters_per_class=3,
         class_sep=class_sep, flip_y=flip_y, random_state=seed,
     )  # fmt: skip
+    return parts(np.asarray(x), np.asarray(y), 20_000, num_classes=6)
+
+
+def parts(x: np.ndarray, y: np.ndarray, num_train: int, *, num_classes: int) -> tuple[gp.TensorData, gp.TensorData]:
     rows, labels = torch.as_tensor(np.asarray(x, np.float32)), torch.as_tensor(y)
-    parts = ((rows[:20_000], labels[:20_000]), (rows[20_000:], labels[20_000:]))
-    train, test = (gp.TensorData(*part, num_classes=6, name="figures") for part in parts)
+    sides = ((rows[:num_train], labels[:num_train]), (rows[num_train:], labels[num_train:]))
+    train, test = (gp.TensorData(*side, num_classes=num_classes, name="figures") for side in sides)
     return train, test
 
 

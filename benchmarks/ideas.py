@@ -28,15 +28,15 @@ import goldiprox as gp
 from goldiprox.data import iterate, load
 from goldiprox.engine import Given
 from goldiprox.forward import call, in_precision
-from goldiprox.irreducible import contradicted
-from goldiprox.loop import Task, evaluate_on, fit_together
+from goldiprox.irreducible import contradicted, rivals
+from goldiprox.loop import Task, evaluate_on, fit_together, outputs
 from goldiprox.models import MODELS, build
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
 from goldiprox.rules import Rule, highest, make_rule
 from goldiprox.shuffled import deal
-from goldiprox.suspects import suspected
+from goldiprox.suspects import ODDS, suspected
 
 WORLDS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -316,16 +316,9 @@ class World:
         config = gp.TrainingConfig(schedule="cosine", precision=self.precision)
         batches = iterate(self.data, iter(rows), device=self.device, seed=seed)
         fit_together([Task(model, batches, steps=steps, config=config, seed=seed)])
-        model.eval()
-        with torch.no_grad():
-            margins = []
-            for ids in torch.as_tensor(left, device=self.device).split(1000):
-                x, y = self.data.gather(ids)[:2]
-                logits = in_precision(call, self.precision)(model, x).float()
-                own = logits.gather(1, y.long()[:, None])
-                margins.append((logits.scatter(1, y.long()[:, None], -torch.inf).amax(1) - own[:, 0]).cpu())
-        both = torch.cat(margins).numpy() > float(np.log(10))
-        wrong = self.wrong[left]
+        judged = outputs(model, self.data, left, forward=in_precision(call, self.precision))
+        margins = [rivals(output.float(), batch.y).margin.cpu() for batch, output in judged]
+        both, wrong = torch.cat(margins).numpy() > np.log(ODDS), self.wrong[left]
         print(
             f"{self.name}, seed {seed}: of {wrong.sum()} wrong and {(~wrong).sum()} right labels left out, a second "
             f"model wants back {(~both & wrong).sum()} and {(~both & ~wrong).sum()}",

@@ -125,14 +125,15 @@ def check_model(
         role: What to call the model in a message.
     """
     parts = [batch, batch.take(torch.arange(2))] if batch.num_examples > 2 else [batch]
+    num_classes = _num_classes(data) if loss is cross_entropy else None
     with preserved(device_of(model)), evaluating(model), torch.no_grad():
         for part in parts:
-            output = _tried(model, part, loss, forward, role, data)
-            if loss is not cross_entropy:
-                _check_broadcast(output, part.y, loss)
+            _check_broadcast(_tried(model, part, loss, forward, role, num_classes), part.y, loss)
 
 
-def _tried(model: nn.Module, batch: Batch, loss: PerExampleLoss, forward: Forward, role: str, data: Any) -> Any:
+def _tried(
+    model: nn.Module, batch: Batch, loss: PerExampleLoss, forward: Forward, role: str, num_classes: int | None
+) -> Any:
     """The output for a batch of which a loss can be taken."""
     try:
         output = forward(model, batch.x)
@@ -141,7 +142,7 @@ def _tried(model: nn.Module, batch: Batch, loss: PerExampleLoss, forward: Forwar
             f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}{_no_target(batch.y)}"
         ) from e
     if loss is cross_entropy:
-        _check_logits(output, batch, _num_classes(data), role)
+        _check_logits(output, batch, num_classes, role)
     try:
         values = loss(output, batch.y)
     except GoldiproxError:

@@ -61,8 +61,7 @@ def gumbel_top_k(temperature: float = 1.0, *, final: float | None = None, steps:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Key, *, spread: Tensor | None = None) -> Tensor:
         if temperature == 0:
             return highest(scores, ids, keep)
-        spread = _deviation(scores) if spread is None else spread
-        return highest((_in_spreads(scores, spread) / temperature + _gumbel(ids, key)).float(), ids, keep)
+        return highest((_in_spreads(scores, spread, _deviation) / temperature + _gumbel(ids, key)).float(), ids, keep)
 
     rule.needs_only_best, rule.in_spreads = temperature == 0, _deviation  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}"  # type: ignore[attr-defined]
@@ -87,8 +86,7 @@ def _annealed(temperature: float, final: float, steps: int | None) -> Rule:
         at = step if isinstance(step, Tensor) else torch.full((), step, device=ids.device)
         done = (at.to(noise.dtype) / steps).clamp(max=1)
         sharpness = 1 / temperature + (1 / final - 1 / temperature) * done
-        spread = _deviation(scores) if spread is None else spread
-        return highest((sharpness * _in_spreads(scores, spread) + noise).float(), ids, keep)
+        return highest((sharpness * _in_spreads(scores, spread, _deviation) + noise).float(), ids, keep)
 
     rule.needs_step, rule.in_spreads = True, _deviation  # type: ignore[attr-defined]
     rule.text = f"gumbel_top_k:{temperature:g}..{final:g} over {steps} steps"  # type: ignore[attr-defined]
@@ -121,8 +119,7 @@ def discounted_top_k(price: float = 1.0, *, unit: Unit = "std") -> Rule:
         times: Tensor,
         spread: Tensor | None = None,
     ) -> Tensor:
-        spread = how(scores) if spread is None else spread
-        return highest((_in_spreads(scores, spread) - price * times).float(), ids, keep)
+        return highest((_in_spreads(scores, spread, how) - price * times).float(), ids, keep)
 
     rule.draws_nothing = rule.needs_times = True  # type: ignore[attr-defined]
     rule.in_spreads = how  # type: ignore[attr-defined]
@@ -215,8 +212,9 @@ def _as_needy(rule: Rule, inner: Rule, *more: str) -> Rule:
     return rule
 
 
-def _in_spreads(scores: Tensor, spread: Tensor) -> Tensor:
-    """Scores in units of how far apart they lie; zeros where all are alike."""
+def _in_spreads(scores: Tensor, spread: Tensor | None, how: Callable[[Tensor], Tensor]) -> Tensor:
+    """Scores in units of how far apart they lie, by `how` where no other is given; zeros where all are alike."""
+    spread = how(scores) if spread is None else spread
     return torch.where(spread > 0, scores.to(spread.dtype) / spread, torch.zeros_like(scores, dtype=spread.dtype))
 
 

@@ -150,16 +150,17 @@ class WithIds(Dataset):
 
     def collate(self, items: list[Batch]) -> Batch:
         """A batch of items of this data set; for loaders, ``collate_fn=data.collate``."""
-        ids = torch.stack([item.ids for item in items])
         try:
-            if self.collate_items is not None:
-                return Batch(ids, *self.split(self.collate_items([item.x for item in items])))
-            return default_collate(items)
+            if self.collate_items is None:
+                return default_collate(items)
+            x, y = self.split(self.collate_items([item.x for item in items]))
+            return Batch(torch.stack([item.ids for item in items]), x, y)
         except (RuntimeError, TypeError, KeyError) as e:
             how = "stacked" if self.collate_items is None else "collated"
             what, *_ = str(e).splitlines() or [type(e).__name__]
+            ids = [int(item.ids) for item in items]
             raise DataError(
-                f"the examples of ids {some(ids.tolist())} cannot be {how}: {what}. Pad them in the data set, "
+                f"the examples of ids {some(ids)} cannot be {how}: {what}. Pad them in the data set, "
                 f"or say how to make a batch of them: gp.WithIds(data, collate=your_collate_fn)"
             ) from e
 
