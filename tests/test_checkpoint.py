@@ -344,6 +344,16 @@ class TestRefused:
             record(blobs, tmp_path / "s.arrow", tmp_path / "c"), record(blobs, tmp_path / "w.arrow", tmp_path / "w")
         )
 
+    def test_other_kernels(self, tmp_path, blobs, monkeypatch):
+        """A run begun with deterministic kernels may not go on with others."""
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        self.broken_off(tmp_path, blobs)
+        monkeypatch.undo()
+        with pytest.raises(gp.ConfigError, match="--deterministic true there, not set here"):
+            record(blobs, tmp_path / "s.arrow", tmp_path / "c")
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        record(blobs, tmp_path / "s.arrow", tmp_path / "c")
+
     @pytest.mark.parametrize("there", [None, 1])
     def test_another_order_of_candidates(self, there, tmp_path, blobs):
         """As begun by a version that knew no other order, or an older one."""

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader
 
 import goldiprox as gp
 from goldiprox.cli import main
+from goldiprox.cli.run import _show as show_run
 from goldiprox.prepare import DataConfig, prepare
+from goldiprox.stages import RunConfig
 from test_artifacts import rewrite_header
 
 QUICK = ["--epochs", "2", "--device", "cpu"]
@@ -93,6 +95,17 @@ class TestRun:
         model.load_state_dict(load_file(folder / "model-uniform.safetensors"))
         accuracy = gp.evaluate_on(gp.load("mnist5k").test)(model)["accuracy"]
         assert accuracy == pytest.approx(result["results"]["uniform"]["accuracy"])
+
+    @pytest.mark.parametrize(
+        ("il_model", "acquisition", "advised"),
+        [("mlp128", "reducible_loss", True), ("mlp512", "reducible_loss", False), ("mlp128", "loss", False)],
+    )
+    def test_a_loss_to_uniform_comes_with_what_to_try(self, finished, capsys, il_model, acquisition, advised):
+        lost = finished[1] | {"speedup": {"steps": None}, "il_model": {"name": il_model}}
+        show_run(lost, RunConfig(acquisition=acquisition))
+        said = " ".join(capsys.readouterr().out.split())
+        assert "did not reach uniform's final accuracy" in said
+        assert ("Try --il-model mlp512." in said) == advised
 
     def test_the_ledger_adds_up(self, finished):
         _, result = finished

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
-from goldiprox.cli.compare import _chosen, _held_out, _overtaken
+from goldiprox.cli.compare import _chosen, _held_out, _overtaken, _unlike
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import _short, draw
@@ -588,6 +588,29 @@ class TestCommand:
         said = _overtaken({"steps": [1000, 2000, 3000], "share": [0.5, 0.68, 0.9]})
         assert "on 90.0% of its candidates at the end (on more than 67.0% from step 2,000 on)" in said
         assert "from step 3,000 on" in _overtaken({"steps": [1000, 2000, 3000], "share": [0.7, 0.6, 0.9]})
+
+    @pytest.mark.parametrize(
+        ("ahead", "agreed", "il_model"),
+        [
+            ([0.01, -0.005], [-0.3, -0.2], None),
+            ([-0.03, -0.05], [-0.3, 0.4], None),
+            ([-0.03], [], None),
+            ([-0.03], [None], None),
+            ([-0.03], [-0.3], "resnet18"),
+        ],
+    )
+    def test_no_word_of_a_holdout_model_that_did_not_fail(self, ahead, agreed, il_model):
+        method = {"early": {"ended_ahead": ahead, "rank_correlation": agreed}, "settings": {"il_model": il_model}}
+        assert _unlike(method, {"model": "resnet18", "il_model": "small_cnn"}) is None
+        assert _unlike(None, {"model": "resnet18", "il_model": "small_cnn"}) is None  # for itself: there is no proxy
+
+    def test_a_proxy_that_goes_by_something_else(self):
+        early = {"ended_ahead": [-0.07, 0.01], "rank_correlation": [-0.3, -0.2]}
+        method = {"early": early, "settings": {"il_model": None}}
+        said = _unlike(method, {"model": "resnet18", "il_model": "small_cnn"})
+        assert "rank correlation -0.25 after a quarter" in said
+        assert said.endswith("try --il-model resnet18")
+        assert _unlike(method, {"model": "resnet18", "il_model": "resnet18"}) is None
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

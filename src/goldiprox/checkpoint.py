@@ -160,9 +160,10 @@ class Checkpoints:
     def _start(self, settings: Mapping[str, Any], device: torch.device) -> Saved | None:
         if self._lock is None:
             raise ConfigError("open checkpoints first: with gp.Checkpoints(folder) as checkpoints: ...")
+        kernels = {"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._require_same(self.folder / _STAGE, settings)
+            self._require_same(self.folder / _STAGE, {**settings, **kernels})
         self._time = time.monotonic()
         found = {int(p.name[5:]): p for p in self.folder.glob("step-*") if p.name[5:].isdigit()}
         saved = None

@@ -156,6 +156,8 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
             out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
         if overtaken := _overtaken(judged.get("below_floor")):
             out.print(f"  the holdout model: {overtaken}")
+        if unlike := _unlike(found["methods"].get(name), result):
+            out.print(f"  the model: {unlike}")
 
 
 _UNITS = {"flops": "FLOPs", "seconds": "seconds"}
@@ -212,6 +214,21 @@ def _overtaken(floor: dict[str, Any] | None) -> str | None:
         f"the proxy is better on {percent(floor['share'][-1])} of its candidates at the end (on more than "
         f"{percent(OVERTAKEN)} from step {floor['steps'][before]:,} on), so it has little left to choose by; try a "
         f"larger holdout, a larger --il-model or fewer steps"
+    )
+
+
+def _unlike(method: dict[str, Any] | None, result: dict[str, Any]) -> str | None:
+    """Of a sequence that lost: that its proxy goes by something else than what the model has left to learn."""
+    if method is None or sum(method["early"]["ended_ahead"]) >= 0:
+        return None
+    if (method["settings"]["il_model"] or result["il_model"]) == result["model"]:
+        return None
+    agreed = method["early"]["rank_correlation"]
+    if not agreed or None in agreed or sum(agreed) >= 0:
+        return None
+    return (
+        f"it has other examples left to learn than its proxy (rank correlation {sum(agreed) / len(agreed):.2f} after a "
+        f"quarter); what a small holdout model cannot learn looks unlearnable: try --il-model {result['model']}"
     )
 
 

@@ -5,6 +5,7 @@ from shlex import quote
 from typing import Any
 
 from goldiprox import pipeline
+from goldiprox.acquisition import needs_table
 from goldiprox.checkpoint import SECONDS
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, show_trackers, table, times
@@ -98,6 +99,12 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     speedup = result["speedup"]
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
+        il_model, model = result["il_model"]["name"], result["model"]["name"]
+        if needs_table(config.acquisition) and il_model != model:
+            out.print(
+                f"What its holdout model, {il_model}, cannot learn looks unlearnable; {model} may learn it. Try "
+                f"--il-model {model}."
+            )
     else:
         replay = speedup["replay"]
         rows = [

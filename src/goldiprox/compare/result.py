@@ -58,6 +58,7 @@ def describe(lab: Lab) -> dict[str, Any]:
         },
         "model": plan.config.model,
         "proxy": plan.config.proxy,
+        "il_model": plan.config.il_model or plan.config.proxy,
         "uniform_on": plan.uniform_on,
         "steps": plan.method_steps,
         "keep": plan.config.keep,
