@@ -274,9 +274,7 @@ class Job:
         self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
         if self.rule is None:
-            side = self.irreducible.ids if isinstance(self.irreducible, IrreducibleLosses) else self.train_ids
-            passes = self.num_steps * self.keep / max(len(side), 1)
-            self.rule = make_rule(usual_rule(RULE, self.acquisition), passes=passes)
+            self.rule = make_rule(usual_rule(RULE, self.acquisition))
         self.device = device_of(self.proxy)
         self.select = Selector(
             self.acquisition,

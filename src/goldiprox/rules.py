@@ -250,9 +250,9 @@ def highest(scores: Float[Tensor, " n"], ids: Int[Tensor, " n"], keep: int) -> I
     return ((ascending.long() << 32) | (0xFFFFFFFF - (ids & 0xFFFFFFFF))).topk(keep).indices
 
 
-PRICE = 0.15
-"""Of `discounted_top_k`, for every time that training takes as many examples as the training side has."""
-TURNS = f"discounted_top_k:{PRICE}/pass"
+PRICE = 1.5
+"""Of `discounted_top_k`, in distances of the scores' quartiles."""
+TURNS = f"discounted_top_k:{PRICE}iqr"
 """The default rule without its floor."""
 OVERTAKEN = 0.67
 """The share of candidates below zero from which on a proxy counts as better than its holdout model."""
