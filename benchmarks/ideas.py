@@ -34,7 +34,7 @@ from goldiprox.models import MODELS, build
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
-from goldiprox.rules import Rule, highest, make_rule
+from goldiprox.rules import Rule, discounted_top_k, highest, make_rule
 from goldiprox.shuffled import deal
 from goldiprox.suspects import ODDS, suspected
 
@@ -70,10 +70,12 @@ class Idea:
     Attributes:
         proxy: Chooses; without one, chance does.
         score: What the proxy goes by; ``averaged:D`` is the reducible loss by a running average of its weights, a share
-            D of which is kept at every step.
+            D of which is kept at every step; ``ramped:A:B`` takes A times the irreducible loss off at the beginning of
+            the run and B times at its end.
         rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
-            temperature that is not in standard deviations.
+            temperature that is not in standard deviations, ``priced:A:B`` is ``discounted_top_k`` at a price that
+            goes from A to B distances of quartiles.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
             default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
@@ -187,6 +189,12 @@ def averaged(model: nn.Module, kept: float) -> Callable[[Any], Tensor]:
         return nn.functional.cross_entropy(out, c.y, reduction="none") - c.irreducible
 
     return score
+
+
+def ramped(setting: str, steps: int) -> Callable[[Any], Tensor]:
+    """The loss less the irreducible one, which counts more, or less, as the run goes on."""
+    begin, end = (float(part) for part in setting.split(":"))
+    return lambda c: c.loss - (begin + (end - begin) * (c.step / steps)) * c.irreducible
 
 
 SCORES: dict[str, Callable[[Any], Tensor]] = {
@@ -454,6 +462,19 @@ def counted(length: int, setting: str, device: torch.device) -> Rule:
     return rule
 
 
+def priced(setting: str, steps: int) -> Rule:
+    """`discounted_top_k` in distances of quartiles, at a price that changes over the run."""
+    begin, end = (float(part) for part in setting.split(":"))
+    now = discounted_top_k(1.0, unit="iqr")
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any, *, times: Tensor, step: Any) -> Tensor:
+        return now(scores, ids, keep, key, times=(begin + (end - begin) * (step / steps)) * times)
+
+    rule.needs_times = rule.needs_step = True  # type: ignore[attr-defined]
+    rule.text = f"priced:{setting}"  # type: ignore[attr-defined]
+    return rule
+
+
 def absolute(temperature: float) -> Rule:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
         return highest((scores / temperature - (-uniforms(ids, key).log()).log()).float(), ids, keep)
@@ -491,13 +512,18 @@ def chosen_by_proxies(
             own = seed + idea.other + 100 * number
             model, pool = world.build(idea.proxy, own), world.train[~out[world.train]]
             name, _, setting = idea.score.partition(":")
-            score = averaged(model, float(setting)) if name == "averaged" else SCORES[name]
+            if name in ("averaged", "ramped"):
+                score = averaged(model, float(setting)) if name == "averaged" else ramped(setting, steps)
+            else:
+                score = SCORES[name]
             kind, _, setting = idea.rule.partition(":")
             if kind == "counted":
                 rule, pool = counted(len(world.data), setting, world.device), world.train
                 score = gated(score, torch.as_tensor(out, device=world.device))
             elif kind == "absolute":
                 rule = absolute(float(setting))
+            elif kind == "priced":
+                rule = priced(setting, steps)
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}
@@ -576,7 +602,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=["clean", "uniform10", "class20", "instance20"])
-    parser.add_argument("--ideas", nargs="+", choices=IDEAS, metavar="NAME", default=list(IDEAS))
+    parser.add_argument("--ideas", nargs="*", choices=IDEAS, metavar="NAME", default=list(IDEAS))
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS", help="an idea by its settings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data-seed", type=int, default=0, help="of split and damage")

@@ -101,7 +101,7 @@ class TestRun:
         [("mlp128", "reducible_loss", True), ("mlp512", "reducible_loss", False), ("mlp128", "loss", False)],
     )
     def test_a_loss_to_uniform_comes_with_what_to_try(self, finished, capsys, il_model, acquisition, advised):
-        lost = finished[1] | {"speedup": {"steps": None}, "il_model": {"name": il_model}}
+        lost = finished[1] | {"speedup": {"steps": None}, "il_model": {"name": il_model, "instead": None}}
         show_run(lost, RunConfig(acquisition=acquisition))
         said = " ".join(capsys.readouterr().out.split())
         assert "did not reach uniform's final accuracy" in said
@@ -195,7 +195,8 @@ class TestRun:
 class TestStages:
     def test_one_by_one_they_agree_with_run(self, finished, goldiprox):
         _, result = finished
-        code, out, err = goldiprox("irreducible", *NOISY, "--device", "cpu", "--json", "--out", "i.arrow")
+        large = ["--model", "mlp512"]
+        code, out, err = goldiprox("irreducible", *NOISY, *large, "--device", "cpu", "--json", "--out", "i.arrow")
         assert code == 0, err
         made = json.loads(out)["irreducible"]
         code, out, err = goldiprox("select", *NOISY, *QUICK, "--irreducible", "i.arrow", "--json", "--out", "s.arrow")

@@ -469,7 +469,7 @@ class TestRuns:
         plain = labs.irreducible_losses
         monkeypatch.setattr(labs, "irreducible_losses", lambda *a, **k: seen.append(k["config"]) or plain(*a, **k))
         robust = gp.HoldoutConfig.robust(max_epochs=2, min_steps=0)
-        config = replace(own.config, rule="mix:0.5", window=3, trusted=4.0, holdout=robust)
+        config = replace(own.config, rule="mix:0.5", window=3, trusted=4.0, holdout=robust, il_model="proxy")
         lab = Lab(replace(own, config=config, seeds=(0,), methods=(Method(), Method("paper"))), tmp_path, Silent())
         default, paper = lab.plan.methods
         (table,), _ = lab.tables(default)
@@ -590,27 +590,27 @@ class TestCommand:
         assert "from step 3,000 on" in _overtaken({"steps": [1000, 2000, 3000], "share": [0.7, 0.6, 0.9]})
 
     @pytest.mark.parametrize(
-        ("ahead", "agreed", "il_model"),
+        ("ahead", "agreed", "il_models"),
         [
-            ([0.01, -0.005], [-0.3, -0.2], None),
-            ([-0.03, -0.05], [-0.3, 0.4], None),
-            ([-0.03], [], None),
-            ([-0.03], [None], None),
-            ([-0.03], [-0.3], "resnet18"),
+            ([0.01, -0.005], [-0.3, -0.2], ["small_cnn", "small_cnn"]),
+            ([-0.03, -0.05], [-0.3, 0.4], ["small_cnn", "small_cnn"]),
+            ([-0.03], [], ["small_cnn"]),
+            ([-0.03], [None], ["small_cnn"]),
+            ([-0.03], [-0.3], ["resnet18"]),
         ],
     )
-    def test_no_word_of_a_holdout_model_that_did_not_fail(self, ahead, agreed, il_model):
-        method = {"early": {"ended_ahead": ahead, "rank_correlation": agreed}, "settings": {"il_model": il_model}}
-        assert _unlike(method, {"model": "resnet18", "il_model": "small_cnn"}) is None
-        assert _unlike(None, {"model": "resnet18", "il_model": "small_cnn"}) is None  # for itself: there is no proxy
+    def test_no_word_of_a_holdout_model_that_did_not_fail(self, ahead, agreed, il_models):
+        method = {"early": {"ended_ahead": ahead, "rank_correlation": agreed}, "il_models": il_models}
+        assert _unlike(method, {"model": "resnet18"}) is None
+        assert _unlike(None, {"model": "resnet18"}) is None  # for itself: there is no proxy
 
     def test_a_proxy_that_goes_by_something_else(self):
         early = {"ended_ahead": [-0.07, 0.01], "rank_correlation": [-0.3, -0.2]}
-        method = {"early": early, "settings": {"il_model": None}}
-        said = _unlike(method, {"model": "resnet18", "il_model": "small_cnn"})
+        method = {"early": early, "il_models": ["resnet18", "small_cnn"]}
+        said = _unlike(method, {"model": "resnet18"})
         assert "rank correlation -0.25 after a quarter" in said
         assert said.endswith("try --il-model resnet18")
-        assert _unlike(method, {"model": "resnet18", "il_model": "resnet18"}) is None
+        assert _unlike(method | {"il_models": ["resnet18"] * 2}, {"model": "resnet18"}) is None
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

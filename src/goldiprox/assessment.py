@@ -148,6 +148,27 @@ def sharpness(
     return math.exp((low + high) / 2), (logits.argmax(1) != labels).double()
 
 
+def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, missed: Tensor, **settings: Any) -> float:
+    """How much of what it gets wrong a model gets wrong of what it learnt, too: near 1 where it is too small to learn
+    more, near 0 where more examples are what it lacks.
+
+    The share that it misses of what it learnt, less a standard error, divided by the share that it misses of others.
+
+    Args:
+        il_model: Gives class logits.
+        data: The base data set.
+        learnt: What it learnt; of these as many are tried as there are others.
+        missed: Which of the others it misses, as `sharpness` says.
+        settings: As for `sharpness`.
+    """
+    if not missed.any():
+        return 0.0
+    tried = learnt[:: max(1, len(learnt) // len(missed))][: len(missed)]
+    own = sharpness(il_model, data, tried, **settings)[1]
+    error = float(own.std(correction=0)) / len(own) ** 0.5
+    return max(0.0, float(own.mean()) - error) / float(missed.mean())
+
+
 def sharpened(forward: Forward, by: float) -> Forward:
     """The same forward pass, its logits multiplied."""
     return forward if by == 1 else lambda model, x: forward(model, x) * by

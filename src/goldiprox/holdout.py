@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.assessment import assess, assess_together, sharpened, sharpness
+from goldiprox.assessment import assess, assess_together, sharpened, sharpness, underfit
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
@@ -113,6 +113,7 @@ class HoldoutReport:
         inner: The examples that chose the epoch.
         mixup: Whether it learnt from blends, ``on`` or ``off``.
         sharpness: What its logits were multiplied with for the table.
+        underfit: Of its like that learnt without blends (`goldiprox.assessment.underfit`); None where none did.
     """
 
     epoch: int
@@ -123,6 +124,7 @@ class HoldoutReport:
     inner: np.ndarray = field(repr=False)
     mixup: Mixup = "off"
     sharpness: float = 1.0
+    underfit: float | None = None
 
 
 def train_holdout_model(
@@ -187,8 +189,7 @@ def train_holdout_model(
         saved = checkpoints.start({**settings, "fingerprint": fingerprint(data)}, device)
         if saved:
             best.load_state_dict(saved.state["extra"])
-    start = saved.step if saved else 0
-    per_epoch = len(learn) // batch_size
+    start, per_epoch = saved.step if saved else 0, len(learn) // batch_size
     epochs = max(config.max_epochs, -(-config.min_steps // per_epoch))
     order = CandidateSampler(learn, batch_size, seed=derive("holdout epochs", seed), steps=epochs * per_epoch)
 
@@ -347,7 +348,7 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
-    doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
+    doubted, total, ways, plain = np.empty(0, np.int64), Cost(), [config.mixup], None
     if config.cleaned:
         if labels is None:
             raise ConfigError(
@@ -372,10 +373,9 @@ def irreducible_losses(
             scoring=scoring,
         )
         doubted = opinions.ids[contradicted(opinions, labels)]
-        ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
+        ways, plain = [judges[0].mixup], judges[0].underfit  # what was better for judges is for those they judge
     values = torch.full((len(unwrap(data)), 3), torch.nan)
-    models, reports = [], []
-    lowered = in_precision(forward, config.training.precision)
+    models, reports, lowered = [], [], in_precision(forward, config.training.precision)
     if ways == ["auto"]:
         first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
         ways = ["off", "on"] if _can_blend(first) else ["off"]
@@ -404,16 +404,20 @@ def irreducible_losses(
             total.merge(report.cost)
             judged, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
             if config.mixup != "off" and loss is cross_entropy:
+                passes = {"forward": lowered, "num_workers": num_workers}
                 with total.timed():
-                    factor, judged = sharpness(model, data, report.inner, forward=lowered, num_workers=num_workers)
-                total.add(report.rate, scored=len(report.inner))
+                    factor, judged = sharpness(model, data, report.inner, **passes)
+                    if way == "off":
+                        report.underfit = underfit(model, data, np.setdiff1d(learn, report.inner), judged, **passes)
+                total.add(report.rate, scored=len(report.inner) * (1 + (way == "off")))
             if ranks and config.mixup != "off":  # what a GPU rounds otherwise must not make ranks choose otherwise
                 shared = ranks.share(torch.cat([judged.new_tensor([factor]), judged]).to(ranks.device)).cpu()
                 factor, judged = shared[0].item(), shared[1:]
             report.sharpness = factor
             tried.append((judged, model, report))
+        plain = tried[0][2].underfit if plain is None else plain
         _, model, report = _better(tried)
-        ways = [report.mixup]  # the other folds take what was better for the first
+        ways, report.underfit = [report.mixup], plain  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
         scored = scores and scores.start(made, torch.device("cpu"))

@@ -138,7 +138,8 @@ def run(
         stages.prepared.split.require_holdout()
     computed = stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
-    stages.build(config.il_model or config.proxy, "holdout model", config.seed)
+    for il_model in stages.holdout_models:
+        stages.build(il_model, "holdout model", config.seed)
     name = Path(config.data.data.replace(":", "-")).name
     settings = config.settings()
     with run_folder(out, name, settings=settings, force=force, resume=resume, every=every, stop=stop) as (
@@ -217,7 +218,7 @@ def _run_stages(
         "device": str(stages.device),
         "proxy": {"name": config.proxy, "parameters": count_parameters(proxy)},
         "model": {"name": config.model, "parameters": count_parameters(model)},
-        "il_model": {"name": config.il_model or config.proxy, **il_summary},
+        "il_model": il_summary,
         "sequence": {
             "digest": sequence.digest,
             "steps": len(sequence),

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition
+from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
+from goldiprox.enough import AUTO, kinds, shortcoming
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
-from goldiprox.holdout import HoldoutConfig, irreducible_losses
+from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost, Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
@@ -48,7 +49,7 @@ class RunConfig:
         data: Which data, and what is done to it.
         proxy: The small model that selects.
         model: The large model that trains on the sequence.
-        il_model: The holdout model; by default of the proxy's kind.
+        il_model: The holdout model: a name, or as `goldiprox.enough.kinds` says.
         num_folds: Cross-fit over this many folds instead of using the holdout.
         acquisition: Scores candidates.
         rule: Turns scores into a choice.
@@ -74,7 +75,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=lambda: DataConfig(noise=0.1))
     proxy: str = "mlp128"
     model: str = "mlp512"
-    il_model: str | None = None
+    il_model: str = AUTO
     num_folds: int = 0
     acquisition: str = "reducible_loss"
     rule: str = RULE
@@ -156,6 +157,8 @@ class Stages:
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
+        judged = config.holdout.cleaned and needs_table(config.acquisition)
+        self.holdout_models = kinds(config.il_model, config.proxy, config.model, judged)
         text = usual_rule(config.rule, self.acquisition)
         rule = partial(make_rule, text, temperature=config.temperature, fraction=config.mix_fraction)
         rule()  # so that a wrong name is known before data is loaded
@@ -278,13 +281,28 @@ class Stages:
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
-        config = self.config
-        name = config.il_model or config.proxy
-        if not config.num_folds:
+        if not self.config.num_folds:
             self.prepared.split.require_holdout()
+        name, *others = self.holdout_models
+        table, models, reports, total = self._irreducible(name, None, group=group, scoring=scoring)
+        short, why = shortcoming(table, reports[0].underfit), None
+        if short and others:
+            name, why = others[0], {"of": name, "because": short}
+            table, models, reports, cost = self._irreducible(name, why, group=group, scoring=scoring)
+            total.merge(cost)
+        self._bill("irreducible", total, 0)
+        accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
+        summary = {"name": name, "accuracy": accuracy, "epoch": reports[0].epoch, "epochs": reports[0].epochs}
+        return table, models, summary | {"shortcoming": None if why else short, "instead": why}
+
+    def _irreducible(
+        self, name: str, instead: dict[str, str] | None, **where: Any
+    ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
+        config, again = self.config, f" again, by {name}" if instead else ""
+        recorded = {"il_model": name, "data": config.data.recorded()} | ({"instead": instead} if instead else {})
         model = self.build(name, "holdout model", config.seed)
-        with self.threads(model), self.progress.stage("irreducible losses", None) as on_step:
-            table, models, reports, cost = irreducible_losses(
+        with self.threads(model), self.progress.stage(f"irreducible losses{again}", None) as on_step:
+            return irreducible_losses(
                 lambda fold: self.build(name, "holdout model", config.seed + 7919 * (fold + 1)),
                 self.data,
                 self.prepared.split,
@@ -294,15 +312,10 @@ class Stages:
                 num_workers=config.num_workers,
                 engine=config.engine,
                 on_step=on_step,
-                checkpoints=self._checkpoints("irreducible"),
-                extra_config={"il_model": name, "data": config.data.recorded()},
-                group=group,
-                scoring=scoring,
+                checkpoints=self._checkpoints("irreducible again" if instead else "irreducible"),
+                extra_config=recorded,
+                **where,
             )
-        self._bill("irreducible", cost, 0)
-        accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        summary = {"accuracy": accuracy, "epoch": reports[0].epoch, "epochs": reports[0].epochs}
-        return table, models, summary
 
     def select(
         self,

@@ -154,6 +154,8 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
             out.print(f"  the holdout: {_held_out(judged['minus_everything'])}")
         if judged.get("minus_chance"):
             out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
+        if name in found["methods"] and (made_by := _made_by(found["methods"][name])):
+            out.print(f"  the holdout model: {made_by}")
         if overtaken := _overtaken(judged.get("below_floor")):
             out.print(f"  the holdout model: {overtaken}")
         if unlike := _unlike(found["methods"].get(name), result):
@@ -206,6 +208,15 @@ def _chosen(gap: dict[str, Any]) -> str:
     return f"{said}; leaving labels out is enough: train on gp.trusted_ids"
 
 
+def _made_by(method: dict[str, Any]) -> str:
+    """Which holdout models there were, for how many seeds; nothing where none was needed."""
+    names = [name for name in method["il_models"] if name]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return ", ".join(
+        f"{name} for {count} of {len(names)} seeds" if len(counts) > 1 else name for name, count in counts.items()
+    )
+
+
 def _overtaken(floor: dict[str, Any] | None) -> str | None:
     if floor is None or floor["share"][-1] <= OVERTAKEN:
         return None
@@ -221,7 +232,7 @@ def _unlike(method: dict[str, Any] | None, result: dict[str, Any]) -> str | None
     """Of a sequence that lost: that its proxy goes by something else than what the model has left to learn."""
     if method is None or sum(method["early"]["ended_ahead"]) >= 0:
         return None
-    if (method["settings"]["il_model"] or result["il_model"]) == result["model"]:
+    if set(method["il_models"]) == {result["model"]}:
         return None
     agreed = method["early"]["rank_correlation"]
     if not agreed or None in agreed or sum(agreed) >= 0:

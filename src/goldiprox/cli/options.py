@@ -38,7 +38,13 @@ DATA: list[Flag] = [
     ("duplicates", float, 0.0, "Share of training examples to replace by copies of others."),
 ]
 HOLDOUT_MODEL: list[Flag] = [
-    ("il_model", str | None, None, "The holdout model; by default of the proxy's kind."),
+    (
+        "il_model",
+        str | None,
+        None,
+        "The holdout model: a name, proxy, model, or auto (the default): of the proxy's kind, and of the model's where "
+        "that falls short.",
+    ),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
     ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),

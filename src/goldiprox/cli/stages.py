@@ -20,6 +20,7 @@ from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
+from goldiprox.enough import AUTO, MODEL, PROXY
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.pipeline import TRACKING, run_folder
@@ -31,6 +32,9 @@ from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.PRESET, o.OPTIMISER, o.MACHINE)
 def irreducible(
     config: RunConfig,
+    model: Annotated[
+        str | None, typer.Option(help="The large model that the losses are for; --il-model auto may take one like it.")
+    ] = None,
     out_file: o.OutFile = Path("irreducible.arrow"),
     force: o.Force = False,
     resume: o.Resume = False,
@@ -42,7 +46,10 @@ def irreducible(
     json: o.Json = False,
 ) -> None:
     """Train the holdout model and write the irreducible loss of every training example."""
-    scoring = None
+    scoring, asked = None, config.il_model
+    if model is None and asked == MODEL:
+        raise ConfigError("--il-model model is of the large model's kind: name that too (--model NAME)")
+    config = replace(config, model=model) if model else replace(config, il_model=PROXY if asked == AUTO else asked)
     if config.engine == "ray":  # which says where to score; the holdout model trains as ever
         config = replace(config, engine="auto")
         scoring = ray_scoring(config, ray_address, actors, actor_gpus, quiet=json)
@@ -68,15 +75,19 @@ def irreducible(
             "examples": len(losses),
             "mean": losses.mean().item(),
         },
-        "il_model": {"name": config.il_model or config.proxy, **summary},
+        "il_model": summary,
         "ledger": stages.ledger.as_dict(),
     }
     if json:
         return print_json(result)
     out.print(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
-        f"({result['il_model']['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
+        f"({summary['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
+    if instead := summary["instead"]:
+        out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.")
+    elif summary["shortcoming"] and asked == AUTO and model is None:
+        out.print(f"It falls short: {summary['shortcoming']}. Say what it is for: --model NAME --force.")
     sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}
     fitting = "".join(f" --{name} {value}" for name, value in sizes.items())
     flags = o.data_flags(config, "proxy", "dropout")

@@ -1,8 +1,5 @@
 """Where the runs of a comparison are made: each is looked up first, and kept when it is done."""
 
-import hashlib
-import importlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,15 +12,17 @@ from torch import nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.analysis import share
+from goldiprox.compare.kept import beginning, figures, identity, summed, table_of
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan, UniformOn
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
+from goldiprox.enough import kinds, shortcoming
 from goldiprox.errors import ConfigError
 from goldiprox.forward import device_of, generalised_cross_entropy
 from goldiprox.holdout import irreducible_losses
-from goldiprox.irreducible import IrreducibleLosses, Rivals
-from goldiprox.loop import Evaluate, History, OnStep, Task, fit_together, rate_of
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.loop import Evaluate, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import Schedule, TrainingConfig
 from goldiprox.recording import record_many
 from goldiprox.resolve import resolve
@@ -82,7 +81,8 @@ class Lab:
         if self.needs_table(method):
             if not self._folds(method):
                 self.stages.prepared.split.require_holdout()
-            self.stages.build(self._il_model(method), "holdout model", self.plan.seeds[0])
+            for il_model in self._il_models(method):
+                self.stages.build(il_model, "holdout model", self.plan.seeds[0])
         proxy = self.stages.build(self._proxy(method), "proxy", self.plan.seeds[0])
         rule = self._rule(method)
         self.stages.try_selection(proxy, self._acquisition(method), rule)
@@ -95,7 +95,7 @@ class Lab:
         plan, lengths = self.plan, self.plan.uniform_steps
         if schedule == "constant":
             whole = self._uniform(schedule, lengths[-1], plan.unit)
-            return [[_beginning(run, steps) for run in whole] for steps in lengths]
+            return [[beginning(run, steps) for run in whole] for steps in lengths]
         return [self._uniform(schedule, steps, max(plan.unit, steps // EVALUATIONS)) for steps in lengths]
 
     def everything(self, schedule: Schedule) -> Runs | None:
@@ -171,25 +171,37 @@ class Lab:
             on_step=on_step,
         )
 
-    def tables(self, method: Method) -> tuple[list[IrreducibleLosses], list[dict[str, float]]]:
-        """For every seed the irreducible losses, and what they cost: all of the models behind them."""
+    def tables(self, method: Method) -> tuple[list[IrreducibleLosses], list[dict[str, Any]]]:
+        """For every seed the irreducible losses, and of all models behind them what they cost, and which it was."""
         members = [self._tables(method, OTHER_MODELS * number) for number in range(method.il_models)]
         tables, costs = [], []
         for runs in zip(*members, strict=True):
-            each = [_table(run) for run in runs]
+            each = [table_of(run) for run in runs]
             tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
-            costs.append({unit: _sum(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
+            costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
+            costs[-1]["il_model"] = runs[0].numbers["il_model"]
         return tables, costs
 
     def _tables(self, method: Method, offset: int) -> Runs:
-        base, name, folds = self.plan.config.holdout, self._il_model(method), self._folds(method)
+        """Of the first kind of holdout model; where that falls short, of the next."""
+        first, *others = self._il_models(method)
+        found = dict(zip(self.plan.seeds, self._tables_of(first, method, offset, self.plan.seeds), strict=True))
+        for name in others:
+            short = [seed for seed, run in found.items() if run.numbers["shortcoming"]]
+            for seed, run in zip(short, self._tables_of(name, method, offset, short), strict=True):
+                costs = {u: summed([found[seed].numbers[u], run.numbers[u]]) for u in ("flops", "seconds")}
+                found[seed] = replace(run, numbers=run.numbers | costs)
+        return list(found.values())
+
+    def _tables_of(self, name: str, method: Method, offset: int, seeds: Sequence[int]) -> Runs:
+        base, folds = self.plan.config.holdout, self._folds(method)
         config = replace(
             base,
             checkpoint=method.checkpoint or base.checkpoint,
             max_epochs=method.holdout_epochs or base.max_epochs,
             min_steps=0 if method.holdout_epochs else base.min_steps,
             mixup=method.mixup or base.mixup,
-            cleaned=base.cleaned if method.cleaned is None else bool(method.cleaned),
+            cleaned=self._cleaned(method),
             training=replace(base.training, schedule=method.il_schedule or base.training.schedule),
         )
         training_loss = generalised_cross_entropy(method.robust) if method.robust else None
@@ -219,6 +231,8 @@ class Lab:
                     "accuracy": accuracy,
                     "epoch": reports[0].epoch,
                     "mixup": reports[0].mixup,
+                    "shortcoming": shortcoming(table, reports[0].underfit),
+                    "il_model": name,
                     "flops": cost.flops,
                     "seconds": cost.seconds,
                 }
@@ -228,7 +242,7 @@ class Lab:
                 made.append(Kept(numbers, arrays))
             return made
 
-        return self._runs("holdout", settings, make, 1)
+        return self._runs("holdout", settings, make, 1, seeds)
 
     def recorded(self, method: Method, schedule: Schedule) -> Runs:
         """The proxy's recordings, with their sequences."""
@@ -389,8 +403,12 @@ class Lab:
     def _proxy(self, method: Method) -> str:
         return method.proxy or self.plan.config.proxy
 
-    def _il_model(self, method: Method) -> str:
-        return method.il_model or self.plan.config.il_model or self._proxy(method)
+    def _il_models(self, method: Method) -> list[str]:
+        name, judged = method.il_model or self.plan.config.il_model, self._cleaned(method)
+        return kinds(name, self._proxy(method), self.plan.config.model, judged)
+
+    def _cleaned(self, method: Method) -> bool:
+        return self.plan.config.holdout.cleaned if method.cleaned is None else bool(method.cleaned)
 
     def _folds(self, method: Method) -> int:
         return self.plan.config.num_folds if method.folds is None else method.folds
@@ -403,48 +421,14 @@ class Lab:
             yield on_step
 
     def _runs(
-        self, kind: str, settings: Callable[[int], dict[str, Any]], make: Callable[[Sequence[int]], Runs], at_once: int
+        self,
+        kind: str,
+        settings: Callable[[int], dict[str, Any]],
+        make: Callable[[Sequence[int]], Runs],
+        at_once: int,
+        seeds: Sequence[int] | None = None,
     ) -> Runs:
         # One after another where a graph cannot hold several: then each is kept as soon as it is done.
         together = at_once if self.device.type == "cuda" and not self.plan.config.dropout else 1
-        return self.store.found_or_made(kind, self.plan.seeds, settings, make, together=together)
-
-
-def figures(history: History) -> dict[str, Any]:
-    """What is kept of a run: accuracy at every evaluation, and the bill."""
-    return {
-        "steps": [e["step"] for e in history.evaluations],
-        "accuracy": [e["accuracy"] for e in history.evaluations],
-        "flops": history.cost.flops,
-        "seconds": history.cost.seconds,
-        "evaluation_seconds": history.cost.evaluation_seconds,
-    }
-
-
-def _beginning(run: Kept, steps: int) -> Kept:
-    """The first steps of a run, as if it had ended there."""
-    count = run.numbers["steps"].index(steps) + 1
-    part = steps / run.numbers["steps"][-1]
-    shorter = {name: run.numbers[name][:count] for name in ("steps", "accuracy")}
-    scaled = {n: None if run.numbers[n] is None else run.numbers[n] * part for n in ("flops", "seconds")}
-    return Kept(run.numbers | shorter | scaled)
-
-
-def identity(name: str) -> str:
-    """A name, and for the user's own code a hash of the file it is in: when that changes, runs are made again."""
-    if ":" not in name:
-        return name
-    path = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
-    return f"{name}@{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}" if path else name
-
-
-def _table(run: Kept) -> IrreducibleLosses:
-    values, *against = (
-        torch.from_numpy(run.arrays[name]) for name in ("values", *Rivals._fields) if name in run.arrays
-    )
-    return IrreducibleLosses(values, rivals=Rivals(*against) if against else None)
-
-
-def _sum(values: Any) -> Any:
-    known = list(values)
-    return None if any(v is None for v in known) else sum(known)
+        chosen = self.plan.seeds if seeds is None else seeds
+        return self.store.found_or_made(kind, chosen, settings, make, together=together)

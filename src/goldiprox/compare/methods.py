@@ -25,7 +25,7 @@ class Method:
         proxy: Selects.
         proxy_schedule: Of the proxy's learning rate; else that of the model's.
         candidates: Scored per step.
-        il_model: The holdout model; else of the proxy's kind.
+        il_model: The holdout model, as in `goldiprox.stages.RunConfig`.
         checkpoint: Of the holdout model.
         holdout_epochs: At most, for the holdout model.
         il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.

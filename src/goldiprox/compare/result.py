@@ -58,7 +58,7 @@ def describe(lab: Lab) -> dict[str, Any]:
         },
         "model": plan.config.model,
         "proxy": plan.config.proxy,
-        "il_model": plan.config.il_model or plan.config.proxy,
+        "il_model": plan.config.il_model,
         "uniform_on": plan.uniform_on,
         "steps": plan.method_steps,
         "keep": plan.config.keep,
@@ -113,7 +113,9 @@ class Uniform:
 
 def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) -> dict[str, Any]:
     """One method's runs, judged."""
-    tables, costs = lab.tables(method) if lab.needs_table(method) else ([], [{"flops": 0, "seconds": 0.0}])
+    tables, costs = (
+        lab.tables(method) if lab.needs_table(method) else ([], [{"flops": 0, "seconds": 0.0, "il_model": None}])
+    )
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
     choosing = {unit: _mean([run.numbers[unit] for run in proxy]) for unit in holdout}
@@ -125,6 +127,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
         | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))}
         | {"below_floor": below_floor(lab, method, proxy)},
         "chance": None if drawn is None else asdict(interval(drawn)),
+        "il_models": [cost["il_model"] for cost in costs],
         "cost": {"holdout": holdout, "proxy": choosing},
         "proxy_accuracy": asdict(interval(_final(proxy))),
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
