@@ -28,8 +28,8 @@ class Plan:
 
     Attributes:
         often: ``flat`` (all alike), ``default`` (as in the default's list), ``class`` (as often as its class there),
-            ``less:A`` (down to 1 - A times the mean for the tenth of the highest irreducible losses, half of that for
-            the tenth before), ``rest`` (in proportion to what is left of the run when turns begin).
+            ``less:A`` (the fifth of the highest irreducible losses less often: down to 1 - A times, in proportion to
+            the rank), ``rest`` (in proportion to what is left of the run when turns begin).
         begin: ``ORDER:SHARE``: turns begin over this share of the run, in the order ``random``, ``easy`` (low
             irreducible losses first) or ``hard``; an example has them all between its beginning and the end.
             ``ORDER:SHARE:POWER``: this power of the place in that order, so that most begin early.

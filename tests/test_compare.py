@@ -600,17 +600,18 @@ class TestCommand:
         ],
     )
     def test_no_word_of_a_holdout_model_that_did_not_fail(self, ahead, agreed, il_models):
-        method = {"early": {"ended_ahead": ahead, "rank_correlation": agreed}, "il_models": il_models}
+        method = {"early": {"ended_ahead": ahead, "rank_correlation": agreed}}
+        method["holdout_models"] = [{"name": name} for name in il_models]
         assert _unlike(method, {"model": "resnet18"}) is None
         assert _unlike(None, {"model": "resnet18"}) is None  # for itself: there is no proxy
 
     def test_a_proxy_that_goes_by_something_else(self):
         early = {"ended_ahead": [-0.07, 0.01], "rank_correlation": [-0.3, -0.2]}
-        method = {"early": early, "il_models": ["resnet18", "small_cnn"]}
+        method = {"early": early, "holdout_models": [{"name": "resnet18"}, {"name": "small_cnn"}]}
         said = _unlike(method, {"model": "resnet18"})
         assert "rank correlation -0.25 after a quarter" in said
         assert said.endswith("try --il-model resnet18")
-        assert _unlike(method | {"il_models": ["resnet18"] * 2}, {"model": "resnet18"}) is None
+        assert _unlike(method | {"holdout_models": [{"name": "resnet18"}]}, {"model": "resnet18"}) is None
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

@@ -18,6 +18,8 @@ from goldiprox.ranks import Ranks
 T = TypeVar("T")
 PRIOR = 4.0
 """Of the logarithm of the sharpness: the inverse of its variance."""
+MISSED = 30
+"""Of fewer examples than this a share is too uncertain: by a fifth and more."""
 
 
 def score(il_model: nn.Module, data: Any, ids: np.ndarray, **settings: Any) -> Float[Tensor, " n"]:
@@ -149,24 +151,22 @@ def sharpness(
 
 
 def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, missed: Tensor, **settings: Any) -> float:
-    """How much of what it gets wrong a model gets wrong of what it learnt, too: near 1 where it is too small to learn
-    more, near 0 where more examples are what it lacks.
+    """The share that a model misses of what it learnt, divided by the share that it misses of other examples.
 
-    The share that it misses of what it learnt, less a standard error, divided by the share that it misses of others.
+    Near 0 where it knows by heart what it learnt: more examples are what it lacks. Near 1 where it is too small to
+    learn more, or where there is nothing more to learn. 0 too where it misses too few to tell.
 
     Args:
         il_model: Gives class logits.
         data: The base data set.
         learnt: What it learnt; of these as many are tried as there are others.
         missed: Which of the others it misses, as `sharpness` says.
-        settings: As for `sharpness`.
+        settings: As for `assess`.
     """
-    if not missed.any():
-        return 0.0
-    tried = learnt[:: max(1, len(learnt) // len(missed))][: len(missed)]
-    own = sharpness(il_model, data, tried, **settings)[1]
-    error = float(own.std(correction=0)) / len(own) ** 0.5
-    return max(0.0, float(own.mean()) - error) / float(missed.mean())
+    tried = learnt[np.linspace(0, len(learnt) - 1, min(len(learnt), len(missed))).astype(int)]
+    own = assess(il_model, data, tried, **settings)[:, 2] > 0
+    enough = min(int(own.sum()), int(missed.sum())) >= MISSED
+    return float(own.double().mean() / missed.double().mean()) if enough else 0.0
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

@@ -1,5 +1,7 @@
 """Is a small holdout model enough, or is one of the large model's kind worth its price?"""
 
+from collections.abc import Callable
+
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.suspects import wrong_share
 
@@ -14,19 +16,28 @@ UNDERFIT = 0.8
 one never see."""
 
 
-def kinds(il_model: str, proxy: str, model: str, judged: bool = True) -> list[str]:
+def kinds(
+    il_model: str | None, proxy: str, model: str, *, judged: bool, flops: Callable[[str], float | None]
+) -> list[str]:
     """The holdout models to try, in this order: the next one if the one before falls short.
 
     Args:
-        il_model: A name; or ``auto`` (of the proxy's kind, then of the model's), ``proxy``, ``model``.
+        il_model: A name; or ``proxy`` or ``model`` for one of their kind; or ``auto`` (None): of the proxy's, then of
+            the model's, if that is the larger one.
         proxy: Its name.
         model: That of the large model.
         judged: Whether it is made in the way that tells what it falls short of (`HoldoutConfig.cleaned`), and anything
             is chosen by its losses; else ``auto`` is ``proxy``.
+        flops: Of a pass of a model, by its name; None where they cannot be counted. All that are to be tried are
+            counted, so that one which cannot be made is known before another is trained.
     """
-    if il_model == AUTO:
-        return list(dict.fromkeys([proxy, model] if judged else [proxy]))
-    return [{PROXY: proxy, MODEL: model}.get(il_model, il_model)]
+    if il_model not in (AUTO, None):
+        names = [{PROXY: proxy, MODEL: model}.get(il_model, il_model)]
+    else:
+        names = list(dict.fromkeys([proxy, model] if judged else [proxy]))
+    cost = {name: flops(name) for name in names}
+    smallest = cost[names[0]]
+    return names[:1] + [n for n in names[1:] if smallest is None or (own := cost[n]) is None or own > smallest]
 
 
 def shortcoming(table: IrreducibleLosses, underfit: float | None) -> str | None:
@@ -40,4 +51,4 @@ def shortcoming(table: IrreducibleLosses, underfit: float | None) -> str | None:
     small = underfit is not None and underfit > UNDERFIT
     if share > WRONG:
         return f"{100 * share:.0f}% of the labels look wrong" + (", or it is too small for this data" if small else "")
-    return "it misses nearly as much of what it learnt as of the rest: it is too small for this data" if small else None
+    return "it misses nearly as much of what it learnt as of the rest, as if it were too small" if small else None

@@ -113,7 +113,7 @@ class HoldoutReport:
         inner: The examples that chose the epoch.
         mixup: Whether it learnt from blends, ``on`` or ``off``.
         sharpness: What its logits were multiplied with for the table.
-        underfit: Of its like that learnt without blends (`goldiprox.assessment.underfit`); None where none did.
+        underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two.
     """
 
     epoch: int
@@ -253,8 +253,7 @@ class _BestCheckpoint:
     """Evaluates a model once an epoch and remembers the state to return to."""
 
     def __init__(self, config: HoldoutConfig, evaluate: Evaluate):
-        self.config, self.evaluate = config, evaluate
-        self.epoch = 0
+        self.config, self.evaluate, self.epoch = config, evaluate, 0
         self.best: tuple[float, int, dict[str, float], dict[str, Tensor]] | None = None
         self.latest: dict[str, float] = {}
 
@@ -407,15 +406,16 @@ def irreducible_losses(
                 passes = {"forward": lowered, "num_workers": num_workers}
                 with total.timed():
                     factor, judged = sharpness(model, data, report.inner, **passes)
-                    if way == "off":
-                        report.underfit = underfit(model, data, np.setdiff1d(learn, report.inner), judged, **passes)
-                total.add(report.rate, scored=len(report.inner) * (1 + (way == "off")))
+                    if way == "off" and plain is None:
+                        plain = underfit(model, data, np.setdiff1d(learn, report.inner), judged, **passes)
+                        total.add(report.rate, scored=len(report.inner))
+                total.add(report.rate, scored=len(report.inner))
             if ranks and config.mixup != "off":  # what a GPU rounds otherwise must not make ranks choose otherwise
-                shared = ranks.share(torch.cat([judged.new_tensor([factor]), judged]).to(ranks.device)).cpu()
-                factor, judged = shared[0].item(), shared[1:]
+                own = judged.new_tensor([factor, -1.0 if plain is None else plain])
+                shared = ranks.share(torch.cat([own, judged]).to(ranks.device)).cpu()
+                factor, judged, plain = shared[0].item(), shared[2:], None if plain is None else shared[1].item()
             report.sharpness = factor
             tried.append((judged, model, report))
-        plain = tried[0][2].underfit if plain is None else plain
         _, model, report = _better(tried)
         ways, report.underfit = [report.mixup], plain  # the other folds take what was better for the first
         scores = checkpoints and checkpoints.part(f"scores-{number}")

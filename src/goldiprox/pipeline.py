@@ -138,8 +138,7 @@ def run(
         stages.prepared.split.require_holdout()
     computed = stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
-    for il_model in stages.holdout_models:
-        stages.build(il_model, "holdout model", config.seed)
+    stages.holdout_models()
     name = Path(config.data.data.replace(":", "-")).name
     settings = config.settings()
     with run_folder(out, name, settings=settings, force=force, resume=resume, every=every, stop=stop) as (

@@ -100,3 +100,8 @@ def differences(recorded: Any, current: DataConfig) -> str:
         if name in recorded and recorded[name] != value
     ]
     return "; ".join(changed)
+
+
+def fitting_sizes(num_train: int) -> dict[str, int]:
+    """Candidates and keep for a training side too small for the defaults."""
+    return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rat
 from goldiprox.models import build
 from goldiprox.moments import KEY, watching
 from goldiprox.optim import TrainingConfig
-from goldiprox.prepare import DataConfig, Prepared, differences, prepare
+from goldiprox.prepare import DataConfig, Prepared, differences, fitting_sizes, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
 from goldiprox.resolve import resolve
@@ -35,8 +35,8 @@ from goldiprox.sequence import Sequence
 from goldiprox.suspects import check_odds, trusted_ids, usual_odds
 from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
+from goldiprox.watch import Device, pick_device
 
-Device = Literal["auto", "cuda", "mps", "cpu"]
 EVALUATIONS = 50
 SMALL_FLOPS = 1e9  # for scoring the candidates of one step: tens of milliseconds on one core
 
@@ -106,11 +106,6 @@ class RunConfig:
         return {**asdict(self), "data": self.data.recorded(), "device": pick_device(self.device).type}
 
 
-def fitting_sizes(num_train: int) -> dict[str, int]:
-    """Candidates and keep for a training side too small for the defaults."""
-    return {"candidates": max(1, num_train // 5), "keep": max(1, num_train // 50)}
-
-
 class Progress(Protocol):
     """What shows progress: one stage at a time."""
 
@@ -123,18 +118,6 @@ class Silent:
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[OnStep | None]:  # noqa: ARG002
         yield None
-
-
-def pick_device(name: Device) -> torch.device:
-    """The device of this name; ``auto`` takes the first there is of CUDA, MPS, CPU."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(d for d, available in there.items() if available))
-    if name not in there:
-        raise UnknownName("device", name, ["auto", *there])
-    if not there[name]:
-        raise ConfigError(f"device {name!r} is not available here; use --device auto")
-    return torch.device(name)
 
 
 class Stages:
@@ -157,8 +140,6 @@ class Stages:
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
         self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
-        judged = config.holdout.cleaned and needs_table(config.acquisition)
-        self.holdout_models = kinds(config.il_model, config.proxy, config.model, judged)
         text = usual_rule(config.rule, self.acquisition)
         rule = partial(make_rule, text, temperature=config.temperature, fraction=config.mix_fraction)
         rule()  # so that a wrong name is known before data is loaded
@@ -281,9 +262,9 @@ class Stages:
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
+        name, *others = self.holdout_models()
         if not self.config.num_folds:
             self.prepared.split.require_holdout()
-        name, *others = self.holdout_models
         table, models, reports, total = self._irreducible(name, None, group=group, scoring=scoring)
         short, why = shortcoming(table, reports[0].underfit), None
         if short and others:
@@ -295,13 +276,24 @@ class Stages:
         summary = {"name": name, "accuracy": accuracy, "epoch": reports[0].epoch, "epochs": reports[0].epochs}
         return table, models, summary | {"shortcoming": None if why else short, "instead": why}
 
+    def holdout_models(self) -> list[str]:
+        """Which are to be tried, in order; each has been tried on the data."""
+        config = self.config
+        judged = config.holdout.cleaned and (bool(config.trusted) or needs_table(config.acquisition))
+        return kinds(config.il_model, config.proxy, config.model, judged=judged, flops=self.flops)
+
+    def flops(self, name: str) -> float | None:
+        """Of a pass of a holdout model; None where they cannot be counted."""
+        rate = rate_of(self.build(name, "holdout model", self.config.seed), self.example)
+        return None if rate is None else rate.forward
+
     def _irreducible(
         self, name: str, instead: dict[str, str] | None, **where: Any
     ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
-        config, again = self.config, f" again, by {name}" if instead else ""
+        config, title = self.config, f"again, by {name}" if instead else "irreducible losses"
         recorded = {"il_model": name, "data": config.data.recorded()} | ({"instead": instead} if instead else {})
         model = self.build(name, "holdout model", config.seed)
-        with self.threads(model), self.progress.stage(f"irreducible losses{again}", None) as on_step:
+        with self.threads(model), self.progress.stage(title, None) as on_step:
             return irreducible_losses(
                 lambda fold: self.build(name, "holdout model", config.seed + 7919 * (fold + 1)),
                 self.data,

@@ -1,11 +1,16 @@
-"""Looking at a GPU: what it can run, and at results without waiting for it."""
+"""Looking at a GPU: whether there is one, what it can run, and at results without waiting for it."""
 
 import functools
 import importlib.util
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 import torch
+
+from goldiprox.errors import ConfigError, UnknownName
+
+Device = Literal["auto", "cuda", "mps", "cpu"]
 
 
 @functools.cache
@@ -43,3 +48,15 @@ class Watch:
         done, check = self._waiting.popleft()
         done.synchronize()
         check()
+
+
+def pick_device(name: Device) -> torch.device:
+    """The device of this name; ``auto`` takes the first there is of CUDA, MPS, CPU."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(d for d, available in there.items() if available))
+    if name not in there:
+        raise UnknownName("device", name, ["auto", *there])
+    if not there[name]:
+        raise ConfigError(f"device {name!r} is not available here; use --device auto")
+    return torch.device(name)

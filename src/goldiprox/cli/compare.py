@@ -155,7 +155,7 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
         if judged.get("minus_chance"):
             out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
         if name in found["methods"] and (made_by := _made_by(found["methods"][name])):
-            out.print(f"  the holdout model: {made_by}")
+            out.print(f"  irreducible losses: {made_by}")
         if overtaken := _overtaken(judged.get("below_floor")):
             out.print(f"  the holdout model: {overtaken}")
         if unlike := _unlike(found["methods"].get(name), result):
@@ -209,12 +209,13 @@ def _chosen(gap: dict[str, Any]) -> str:
 
 
 def _made_by(method: dict[str, Any]) -> str:
-    """Which holdout models there were, for how many seeds; nothing where none was needed."""
-    names = [name for name in method["il_models"] if name]
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    return ", ".join(
-        f"{name} for {count} of {len(names)} seeds" if len(counts) > 1 else name for name, count in counts.items()
-    )
+    """Which holdout models there were, for how many seeds, and why; nothing where none was needed."""
+    names = [made["name"] for made in method["holdout_models"] if made["name"]]
+    parts = [
+        f"by {n}" + f" for {names.count(n)} of {len(names)} seeds" * (len({*names}) > 1) for n in dict.fromkeys(names)
+    ]
+    why = next((made["instead"] for made in method["holdout_models"] if made["instead"]), None)
+    return ", ".join(parts) + (f"; {why['of']} falls short: {why['because']}" if why else "")
 
 
 def _overtaken(floor: dict[str, Any] | None) -> str | None:
@@ -232,7 +233,7 @@ def _unlike(method: dict[str, Any] | None, result: dict[str, Any]) -> str | None
     """Of a sequence that lost: that its proxy goes by something else than what the model has left to learn."""
     if method is None or sum(method["early"]["ended_ahead"]) >= 0:
         return None
-    if set(method["il_models"]) == {result["model"]}:
+    if {made["name"] for made in method["holdout_models"]} == {result["model"]}:
         return None
     agreed = method["early"]["rank_correlation"]
     if not agreed or None in agreed or sum(agreed) >= 0:

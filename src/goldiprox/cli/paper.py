@@ -10,7 +10,8 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, failure, next_command, out, print_json
 from goldiprox.paper.experiments import expand, make
 from goldiprox.paper.settings import make_plan
-from goldiprox.stages import Device, Silent, pick_device
+from goldiprox.stages import Silent
+from goldiprox.watch import Device, pick_device
 
 
 def paper(

@@ -12,7 +12,7 @@ import typer
 
 from goldiprox.errors import ConfigError
 from goldiprox.ranks import Ranks
-from goldiprox.stages import Device, pick_device
+from goldiprox.watch import Device, pick_device
 
 RANK_SECONDS = 45.0
 RankTimeout = Annotated[

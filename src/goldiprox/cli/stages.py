@@ -24,9 +24,10 @@ from goldiprox.enough import AUTO, MODEL, PROXY
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.pipeline import TRACKING, run_folder
+from goldiprox.prepare import fitting_sizes
 from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
-from goldiprox.stages import Progress, RunConfig, Silent, Stages, fitting_sizes
+from goldiprox.stages import Progress, RunConfig, Silent, Stages
 
 
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.PRESET, o.OPTIMISER, o.MACHINE)
@@ -61,6 +62,8 @@ def irreducible(
     ):
         first = ranks is None or ranks.rank == 0
         stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
+        if model:
+            stages.build(model, "model", config.seed)  # which may never be asked for, and yet be a slip
         table, _, summary = stages.irreducible(ranks, scoring)
         if first:
             table.save(out_file, force=force or checkpoints.continues)
@@ -86,7 +89,7 @@ def irreducible(
     )
     if instead := summary["instead"]:
         out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.")
-    elif summary["shortcoming"] and asked == AUTO and model is None:
+    elif summary["shortcoming"] and asked == AUTO and model is None and config.holdout.cleaned:
         out.print(f"It falls short: {summary['shortcoming']}. Say what it is for: --model NAME --force.")
     sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}
     fitting = "".join(f" --{name} {value}" for name, value in sizes.items())

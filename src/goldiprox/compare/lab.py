@@ -81,8 +81,7 @@ class Lab:
         if self.needs_table(method):
             if not self._folds(method):
                 self.stages.prepared.split.require_holdout()
-            for il_model in self._il_models(method):
-                self.stages.build(il_model, "holdout model", self.plan.seeds[0])
+            self._il_models(method)
         proxy = self.stages.build(self._proxy(method), "proxy", self.plan.seeds[0])
         rule = self._rule(method)
         self.stages.try_selection(proxy, self._acquisition(method), rule)
@@ -172,14 +171,15 @@ class Lab:
         )
 
     def tables(self, method: Method) -> tuple[list[IrreducibleLosses], list[dict[str, Any]]]:
-        """For every seed the irreducible losses, and of all models behind them what they cost, and which it was."""
+        """For every seed the irreducible losses, and of all models behind them the cost, which it was, and why."""
         members = [self._tables(method, OTHER_MODELS * number) for number in range(method.il_models)]
         tables, costs = [], []
         for runs in zip(*members, strict=True):
             each = [table_of(run) for run in runs]
             tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
-            costs[-1]["il_model"] = runs[0].numbers["il_model"]
+            costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
+            costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
 
     def _tables(self, method: Method, offset: int) -> Runs:
@@ -190,7 +190,8 @@ class Lab:
             short = [seed for seed, run in found.items() if run.numbers["shortcoming"]]
             for seed, run in zip(short, self._tables_of(name, method, offset, short), strict=True):
                 costs = {u: summed([found[seed].numbers[u], run.numbers[u]]) for u in ("flops", "seconds")}
-                found[seed] = replace(run, numbers=run.numbers | costs)
+                instead = {"of": first, "because": found[seed].numbers["shortcoming"]}
+                found[seed] = replace(run, numbers=run.numbers | costs | {"instead": instead})
         return list(found.values())
 
     def _tables_of(self, name: str, method: Method, offset: int, seeds: Sequence[int]) -> Runs:
@@ -213,7 +214,7 @@ class Lab:
         def make(seeds: Sequence[int]) -> Runs:
             made = []
             for seed in (s + offset for s in seeds):
-                with self._stage(f"holdout model, seed {seed}", name, None) as on_step:
+                with self._stage(f"holdout model {name}, seed {seed}", name, None) as on_step:
                     table, _, reports, cost = irreducible_losses(
                         lambda fold, s=seed: self.stages.build(name, "holdout model", s + 7919 * (fold + 1)),
                         self.stages.data,
@@ -405,7 +406,7 @@ class Lab:
 
     def _il_models(self, method: Method) -> list[str]:
         name, judged = method.il_model or self.plan.config.il_model, self._cleaned(method)
-        return kinds(name, self._proxy(method), self.plan.config.model, judged)
+        return kinds(name, self._proxy(method), self.plan.config.model, judged=judged, flops=self.stages.flops)
 
     def _cleaned(self, method: Method) -> bool:
         return self.plan.config.holdout.cleaned if method.cleaned is None else bool(method.cleaned)
