@@ -24,6 +24,8 @@ from goldiprox.stages import RunConfig
 from test_artifacts import rewrite_header
 
 QUICK = ["--epochs", "2", "--device", "cpu"]
+SMALL = [*QUICK, "--il-model", "proxy"]
+"""Without a second, larger holdout model, which noisy labels ask for."""
 NOISY = ["--noise", "0.1"]
 
 
@@ -138,7 +140,7 @@ class TestRun:
     def test_trusted_labels_in_an_order_of_chance(self, finished, goldiprox):
         folder, result = finished
         flags = ["--trusted", "3", "--window", "4", "--rule", "top_k"]  # which comes back to examples within two passes
-        code, out, err = goldiprox("run", *QUICK, "--json", *flags, "--out", "trusted")
+        code, out, err = goldiprox("run", *SMALL, "--json", *flags, "--out", "trusted")
         assert code == 0, err
         again = json.loads(out)
         assert again["sequence"]["steps"] == result["sequence"]["steps"]
@@ -175,6 +177,7 @@ class TestRun:
     def test_for_people_it_ends_with_table_page_and_the_next_command(self, goldiprox, monkeypatch):
         code, out, err = goldiprox("run", *QUICK)
         assert code == 0
+        assert "Holdout model: mlp512, since mlp128 falls short: " in out
         assert "final accuracy" in out
         assert "runs/mnist5k-001/report.html" in out
         assert "12 steps are few: a pass over the training side is 6 of them" in out
@@ -188,7 +191,7 @@ class TestRun:
             patch.setattr("shutil.which", lambda name: None)
             _, out, _ = goldiprox("data", "list")
         assert "Next: goldiprox data" in out  # the tests' argv[0]; .venv/bin/goldiprox for `make run`
-        goldiprox("run", *QUICK)
+        goldiprox("run", *SMALL)
         assert gp.Sequence.open("runs/mnist5k-002/sequence.arrow").complete
 
 
@@ -358,17 +361,17 @@ def test_existing_outputs_are_refused_and_left_alone(goldiprox, tmp_path):
 
 
 def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_path):
-    assert goldiprox("run", *QUICK, "--out", "r", "--acquisition", "entropy")[0] == 0
+    assert goldiprox("run", *SMALL, "--out", "r", "--acquisition", "entropy")[0] == 0
     (tmp_path / "r" / "mine.txt").write_text("mine")
     (tmp_path / "r" / "tracking" / "tensorboard").mkdir(parents=True)  # curves of the run that is replaced
     digest = gp.Sequence.open("r/sequence.arrow").digest
-    code, _, err = goldiprox("run", *QUICK, "--out", "r", "--force", "--lr", "1e30")
+    code, _, err = goldiprox("run", *SMALL, "--out", "r", "--force", "--lr", "1e30")
     assert code == 1, err
     assert "not finite" in err
     assert gp.Sequence.open("r/.replaced/sequence.arrow").digest == digest
     assert (tmp_path / "r" / ".replaced" / "tracking" / "tensorboard").is_dir()
     (tmp_path / "r" / "tracking").mkdir()  # of the failed try
-    assert goldiprox("run", *QUICK, "--out", "r", "--force")[0] == 0
+    assert goldiprox("run", *SMALL, "--out", "r", "--force")[0] == 0
     names = {p.name for p in (tmp_path / "r").iterdir()}
     assert "mine.txt" in names
     assert not names & {".replaced", "model-entropy.safetensors", "tracking"}

@@ -18,7 +18,7 @@ from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare
 from goldiprox.enough import UNDERFIT, kinds, shortcoming
-from goldiprox.errors import UnknownName
+from goldiprox.errors import Interrupted, UnknownName
 from goldiprox.irreducible import Rivals
 from goldiprox.pipeline import run
 from goldiprox.prepare import DataConfig
@@ -225,6 +225,18 @@ class TestRun:
         monkeypatch.setattr("goldiprox.stages.irreducible_losses", forbidden)
         with pytest.raises(UnknownName, match="resnet81"):
             Stages(config(model="resnet81")).irreducible()
+
+    def test_a_run_that_is_broken_off_in_the_second_one_ends_the_same(self, tmp_path):
+        whole = run(config(), str(tmp_path / "whole"))
+        asked, second = iter(range(100)), tmp_path / "r" / ".checkpoint" / "irreducible-again"
+        with pytest.raises(Interrupted):
+            run(config(), str(tmp_path / "r"), every=0.0, stop=lambda: second.exists() and next(asked) > 3)
+        assert not (tmp_path / "r" / "irreducible.arrow").exists()
+        again = run(config(), str(tmp_path / "r"))
+        assert again["il_model"] == whole["il_model"]
+        assert again["sequence"]["digest"] == whole["sequence"]["digest"]
+        bills = [result["ledger"]["irreducible"] for result in (again, whole)]
+        assert bills[0]["flops"] == bills[1]["flops"]
 
 
 class TestCompare:

@@ -104,7 +104,7 @@ def change(path: Path, **values) -> None:
 def real(tmp_path_factory) -> Path:
     """A small run with its page."""
     folder = tmp_path_factory.mktemp("runs") / "r"
-    run(RunConfig(epochs=2, device="cpu"), str(folder))
+    run(RunConfig(epochs=2, il_model="proxy", device="cpu"), str(folder))
     write_page([read_run(folder)], folder / "report.html")
     return folder
 

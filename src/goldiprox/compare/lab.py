@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +60,7 @@ class Lab:
         self.device = self.stages.device
         self.store = Store(folder, self.device)
         self.train = self.stages.prepared.split.train
+        self._flops = cache(self.stages.flops)
         self._data = {
             "data": fingerprint(self.stages.prepared.data),
             "test": fingerprint(self.stages.prepared.test),
@@ -406,7 +408,7 @@ class Lab:
 
     def _il_models(self, method: Method) -> list[str]:
         name, judged = method.il_model or self.plan.config.il_model, self._cleaned(method)
-        return kinds(name, self._proxy(method), self.plan.config.model, judged=judged, flops=self.stages.flops)
+        return kinds(name, self._proxy(method), self.plan.config.model, judged=judged, flops=self._flops)
 
     def _cleaned(self, method: Method) -> bool:
         return self.plan.config.holdout.cleaned if method.cleaned is None else bool(method.cleaned)
