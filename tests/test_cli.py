@@ -140,7 +140,7 @@ class TestRun:
     def test_trusted_labels_in_an_order_of_chance(self, finished, goldiprox):
         folder, result = finished
         flags = ["--trusted", "3", "--window", "4", "--rule", "top_k"]  # which comes back to examples within two passes
-        code, out, err = goldiprox("run", *SMALL, "--json", *flags, "--out", "trusted")
+        code, out, err = goldiprox("run", *QUICK, "--json", *flags, "--out", "trusted")
         assert code == 0, err
         again = json.loads(out)
         assert again["sequence"]["steps"] == result["sequence"]["steps"]
