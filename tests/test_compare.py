@@ -622,9 +622,7 @@ class TestCommand:
         code, shown, _ = goldiprox("compare", "--quick", "--noise", "0.1", "--out", tmp_path / "c")
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
-        left_out = goldiprox(
-            "compare", "--quick", "--method", "default,trusted=2,il_model=proxy", "--out", tmp_path / "c"
-        )[1]
+        left_out = goldiprox("compare", "--quick", "--method", "default,trusted=2", "--out", tmp_path / "c")[1]
         for said in ("by chance", "the proxy: "):
             assert said in left_out
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
