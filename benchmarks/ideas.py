@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -209,6 +209,15 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
 }
+
+
+def score_of(text: str, model: nn.Module, steps: int) -> Callable[[Any], Tensor]:
+    name, _, setting = text.partition(":")
+    if name == "averaged":
+        return averaged(model, float(setting))
+    return ramped(setting, steps) if name == "ramped" else SCORES[name]
+
+
 HOLDOUTS = {"": SMALL, "last": LAST, "R": LARGE, "D": DECAYED, "C": CLEANED, "RC": BOTH, "R2": TWO, "T3": THREE}
 HOLDOUTS |= {"T": DECAYED | {"il_model": "thin16"}, "TC": CLEANED | {"il_model": "thin16"}}
 HOLDOUTS |= {f"{letters}A": HOLDOUTS[letters] | {"mixup": "auto"} for letters in ("R", "RC", "D", "C", "T", "TC")}
@@ -220,7 +229,7 @@ class World:
     """One data set with its damage, on the device."""
 
     def __init__(self, data: str, name: str, source: Any, precision: Any, data_seed: int = 0, copies: int = 0):
-        self.name, self.precision = name, precision
+        self.name, self.precision, self.data_seed = name, precision, data_seed
         self.prepared = prepare(DataConfig(data, data_seed=data_seed, **WORLDS[name]), source)
         base, test = self.prepared.data, self.prepared.test
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -511,11 +520,7 @@ def chosen_by_proxies(
         for number in range(idea.proxies):
             own = seed + idea.other + 100 * number
             model, pool = world.build(idea.proxy, own), world.train[~out[world.train]]
-            name, _, setting = idea.score.partition(":")
-            if name in ("averaged", "ramped"):
-                score = averaged(model, float(setting)) if name == "averaged" else ramped(setting, steps)
-            else:
-                score = SCORES[name]
+            score = score_of(idea.score, model, steps)
             kind, _, setting = idea.rule.partition(":")
             if kind == "counted":
                 rule, pool = counted(len(world.data), setting, world.device), world.train
@@ -598,6 +603,22 @@ def trained(world: World, lists: list[tuple[Idea, np.ndarray]], model: str, seed
     return [[(e["step"], round(e["accuracy"], 4)) for e in h.evaluations] for h in fit_together(tasks)]
 
 
+def write_trials(
+    world: World, lists: list[tuple[str, Idea, np.ndarray]], model: str, seed: int, at_once: int, out: IO[str]
+) -> None:
+    """Trains the large model on every list, some at a time: a line for each, to look at and to keep."""
+    for first in range(0, len(lists), at_once):
+        part = lists[first : first + at_once]
+        curves = trained(world, [(idea, ids) for _, idea, ids in part], model, seed)
+        for (name, idea, ids), curve in zip(part, curves, strict=True):
+            line = {"idea": name, "world": world.name, "data seed": world.data_seed, "seed": seed}
+            line |= {"accuracy": curve[-1][1]}
+            line |= world.figures(ids)
+            print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))
+            out.write(json.dumps(line | {"curve": curve, "settings": asdict(idea)}) + "\n")
+            out.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
@@ -626,16 +647,7 @@ def main() -> None:
             world = World(a.data, title, source, a.precision, a.data_seed, a.copies)
             for seed in a.seeds:
                 lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
-                for first in range(0, len(lists), a.at_once):
-                    part = lists[first : first + a.at_once]
-                    curves = trained(world, [(ideas[name], ids) for name, ids in part], a.model, seed)
-                    for (name, ids), curve in zip(part, curves, strict=True):
-                        line = {"idea": name, "world": world.name, "data seed": a.data_seed, "seed": seed}
-                        line |= {"accuracy": curve[-1][1]}
-                        line |= world.figures(ids)
-                        print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))
-                        out.write(json.dumps(line | {"curve": curve, "settings": asdict(ideas[name])}) + "\n")
-                        out.flush()
+                write_trials(world, [(n, ideas[n], ids) for n, ids in lists], a.model, seed, a.at_once, out)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ a proxy. A JSON line for each, as `ideas.py` writes them.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ideas import HOLDOUTS, KEEP, WORLDS, Idea, World, chosen, trained
+from ideas import HOLDOUTS, KEEP, WORLDS, Idea, World, chosen, write_trials
 from ideas import parsed as idea_of
 
 from goldiprox.data import load
@@ -151,16 +150,8 @@ def main() -> None:
             for text in a.plans:
                 if text not in lists:
                     lists[text] = planned(parsed(text), world, losses, default, a.steps, seed)
-            wanted = [(text, lists[text]) for text in (*a.plans, *more)]
-            for first in range(0, len(wanted), a.at_once):
-                part = wanted[first : first + a.at_once]
-                curves = trained(world, [(Idea(), ids) for _, ids in part], a.model, seed)
-                for (text, ids), curve in zip(part, curves, strict=True):
-                    line = {"plan": text, "world": a.world, "data seed": a.data_seed, "seed": seed}
-                    line |= {"accuracy": curve[-1][1]} | world.figures(ids)
-                    print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))
-                    out.write(json.dumps(line | {"curve": curve}) + "\n")
-                    out.flush()
+            wanted = [(text, Idea(), lists[text]) for text in (*a.plans, *more)]
+            write_trials(world, wanted, a.model, seed, a.at_once, out)
             if a.lists:
                 np.savez_compressed(a.lists, **kept)  # type: ignore[arg-type]
 

@@ -198,15 +198,15 @@ class TestRun:
 
     @pytest.mark.parametrize("changes", [{"acquisition": "loss"}, {"holdout": gp.HoldoutConfig(max_epochs=1)}])
     def test_nothing_is_asked_that_nothing_goes_by_or_that_cannot_be_told(self, changes):
-        assert Stages(config(**changes)).holdout_models() == ["test_enough:line"]
+        assert Stages(config(**changes)).holdout_models == ["test_enough:line"]
 
     def test_labels_are_judged_where_some_are_to_be_left_out(self):
         stages = Stages(config(acquisition="loss", trusted=10.0))
-        assert stages.holdout_models() == ["test_enough:line", "test_enough:network"]
+        assert stages.holdout_models == ["test_enough:line", "test_enough:network"]
 
     def test_the_paper_has_one_holdout_model(self):
         paper = RunConfig.paper(data=DataConfig("test_enough:crosses"), proxy="test_enough:line")
-        assert Stages(replace(paper, candidates=40, keep=8)).holdout_models() == ["test_enough:line"]
+        assert Stages(replace(paper, candidates=40, keep=8)).holdout_models == ["test_enough:line"]
 
     def test_a_run_says_so(self, tmp_path):
         result = run(config(), str(tmp_path / "r"))
@@ -219,7 +219,7 @@ class TestRun:
 
     def test_a_model_that_is_not_larger_than_its_proxy_is_not_asked(self):
         small = Stages(config(proxy="test_enough:network", model="test_enough:line"))
-        assert small.holdout_models() == ["test_enough:network"]
+        assert small.holdout_models == ["test_enough:network"]
 
     def test_a_large_model_that_cannot_be_made_is_refused_before_anything_is_trained(self, monkeypatch):
         monkeypatch.setattr("goldiprox.stages.irreducible_losses", forbidden)

@@ -150,6 +150,17 @@ def sharpness(
     return math.exp((low + high) / 2), (logits.argmax(1) != labels).double()
 
 
+def misses_more(missed: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> bool:
+    """Whether a model misses more than another, of the same examples, by more than two standard errors.
+
+    Losses reward a model that learnt how labels go wrong; accuracy on noisy labels is the more reliable judge (Chen,
+    Ye, Chen, Zhao & Heng 2021).
+    """
+    worse = missed - other
+    error = worse.std() / len(worse) ** 0.5 if len(worse) > 1 else 0.0
+    return bool(worse.mean() > 2 * error)
+
+
 def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, missed: Tensor, **settings: Any) -> float:
     """The share that a model misses of what it learnt, divided by the share that it misses of other examples.
 

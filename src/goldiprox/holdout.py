@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.assessment import assess, assess_together, sharpened, sharpness, underfit
+from goldiprox.assessment import assess, assess_together, misses_more, sharpened, sharpness, underfit
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
@@ -189,7 +189,8 @@ def train_holdout_model(
         saved = checkpoints.start({**settings, "fingerprint": fingerprint(data)}, device)
         if saved:
             best.load_state_dict(saved.state["extra"])
-    start, per_epoch = saved.step if saved else 0, len(learn) // batch_size
+    start = saved.step if saved else 0
+    per_epoch = len(learn) // batch_size
     epochs = max(config.max_epochs, -(-config.min_steps // per_epoch))
     order = CandidateSampler(learn, batch_size, seed=derive("holdout epochs", seed), steps=epochs * per_epoch)
 
@@ -239,21 +240,12 @@ def _can_blend(example: Batch) -> bool:
     return isinstance(example.x, Tensor) and example.x.is_floating_point()
 
 
-def _better(tried: list[tuple[Tensor, nn.Module, HoldoutReport]]) -> tuple[Tensor, nn.Module, HoldoutReport]:
-    """Of one or two models with what they miss of the inner part: the last, which learnt from blends and knows less by
-    heart, unless the first misses less by more than two standard errors. Losses reward a model that learnt how labels
-    go wrong; accuracy on noisy labels is the more reliable judge (Chen, Ye, Chen, Zhao & Heng 2021).
-    """
-    worse = tried[-1][0] - tried[0][0]
-    error = worse.std() / len(worse) ** 0.5 if len(worse) > 1 else 0.0
-    return tried[0] if worse.mean() > 2 * error else tried[-1]
-
-
 class _BestCheckpoint:
     """Evaluates a model once an epoch and remembers the state to return to."""
 
     def __init__(self, config: HoldoutConfig, evaluate: Evaluate):
-        self.config, self.evaluate, self.epoch = config, evaluate, 0
+        self.config, self.evaluate = config, evaluate
+        self.epoch = 0
         self.best: tuple[float, int, dict[str, float], dict[str, Tensor]] | None = None
         self.latest: dict[str, float] = {}
 
@@ -347,7 +339,8 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
-    doubted, total, ways, plain = np.empty(0, np.int64), Cost(), [config.mixup], None
+    doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
+    plain: float | None = None
     if config.cleaned:
         if labels is None:
             raise ConfigError(
@@ -372,9 +365,11 @@ def irreducible_losses(
             scoring=scoring,
         )
         doubted = opinions.ids[contradicted(opinions, labels)]
-        ways, plain = [judges[0].mixup], judges[0].underfit  # what was better for judges is for those they judge
+        ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
+        plain = judges[0].underfit
     values = torch.full((len(unwrap(data)), 3), torch.nan)
-    models, reports, lowered = [], [], in_precision(forward, config.training.precision)
+    models, reports = [], []
+    lowered = in_precision(forward, config.training.precision)
     if ways == ["auto"]:
         first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
         ways = ["off", "on"] if _can_blend(first) else ["off"]
@@ -413,11 +408,14 @@ def irreducible_losses(
             if ranks and config.mixup != "off":  # what a GPU rounds otherwise must not make ranks choose otherwise
                 own = judged.new_tensor([factor, -1.0 if plain is None else plain])
                 shared = ranks.share(torch.cat([own, judged]).to(ranks.device)).cpu()
-                factor, judged, plain = shared[0].item(), shared[2:], None if plain is None else shared[1].item()
+                factor, judged = shared[0].item(), shared[2:]
+                plain = None if plain is None else shared[1].item()
             report.sharpness = factor
             tried.append((judged, model, report))
-        _, model, report = _better(tried)
-        ways, report.underfit = [report.mixup], plain  # the other folds take what was better for the first
+        # The last learnt from blends, and knows less by heart.
+        _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
+        ways = [report.mixup]  # the other folds take what was better for the first
+        report.underfit = plain
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
         scored = scores and scores.start(made, torch.device("cpu"))

@@ -138,7 +138,7 @@ def run(
         stages.prepared.split.require_holdout()
     computed = stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
     stages.build(config.model, "model", config.seed)
-    stages.holdout_models()
+    _ = stages.holdout_models  # each is tried on the data
     name = Path(config.data.data.replace(":", "-")).name
     settings = config.settings()
     with run_folder(out, name, settings=settings, force=force, resume=resume, every=every, stop=stop) as (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -262,7 +262,7 @@ class Stages:
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
-        name, *others = self.holdout_models()
+        name, *others = self.holdout_models
         if not self.config.num_folds:
             self.prepared.split.require_holdout()
         table, models, reports, total = self._irreducible(name, None, group=group, scoring=scoring)
@@ -273,9 +273,11 @@ class Stages:
             total.merge(cost)
         self._bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        summary = {"name": name, "accuracy": accuracy, "epoch": reports[0].epoch, "epochs": reports[0].epochs}
-        return table, models, summary | {"shortcoming": None if why else short, "instead": why}
+        how = {field: getattr(reports[0], field) for field in ("epoch", "epochs", "underfit")}
+        summary = {"name": name, "accuracy": accuracy, **how, "shortcoming": None if why else short, "instead": why}
+        return table, models, summary
 
+    @cached_property
     def holdout_models(self) -> list[str]:
         """Which are to be tried, in order; each has been tried on the data."""
         config = self.config

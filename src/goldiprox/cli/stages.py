@@ -50,7 +50,10 @@ def irreducible(
     scoring, asked = None, config.il_model
     if model is None and asked == MODEL:
         raise ConfigError("--il-model model is of the large model's kind: name that too (--model NAME)")
-    config = replace(config, model=model) if model else replace(config, il_model=PROXY if asked == AUTO else asked)
+    if model:
+        config = replace(config, model=model)
+    elif asked == AUTO:  # what the losses are for is not known
+        config = replace(config, il_model=PROXY)
     if config.engine == "ray":  # which says where to score; the holdout model trains as ever
         config = replace(config, engine="auto")
         scoring = ray_scoring(config, ray_address, actors, actor_gpus, quiet=json)
