@@ -34,7 +34,7 @@ from goldiprox.models import MODELS, build
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.randomness import uniforms
 from goldiprox.recording import record_many
-from goldiprox.rules import Rule, discounted_top_k, highest, make_rule
+from goldiprox.rules import OVERTAKEN, Rule, discounted_top_k, highest, make_rule
 from goldiprox.shuffled import deal
 from goldiprox.suspects import ODDS, suspected
 
@@ -75,7 +75,9 @@ class Idea:
         rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
             temperature that is not in standard deviations, ``priced:A:B`` is ``discounted_top_k`` at a price that
-            goes from A to B distances of quartiles.
+            goes from A to B distances of quartiles. ``heavy:W:P`` has a score of its own: P distances of quartiles,
+            the irreducible loss counting W times until, by the plain reducible loss, the proxy has overtaken its
+            holdout model; from then on the default.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
             default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
@@ -443,9 +445,12 @@ def auc(wrong: np.ndarray, values: np.ndarray) -> float:
 
 
 def parsed(text: str) -> Idea:
-    """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above."""
+    """An idea from settings, ``proxy=mlp128,score=gain,rule=top_k``; the holdout model by its letters above, and its
+    epochs after a slash: ``R/3``.
+    """
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
-    values["holdout"] = HOLDOUTS[values.get("holdout", "")]
+    letters, _, epochs = values.get("holdout", "").partition("/")
+    values["holdout"] = HOLDOUTS[letters] | ({"max_epochs": int(epochs)} if epochs else {})
     numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies"), int)
     numbers |= dict.fromkeys(("until", "late", "spread", "weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
@@ -482,6 +487,27 @@ def priced(setting: str, steps: int) -> Rule:
     rule.needs_times = rule.needs_step = True  # type: ignore[attr-defined]
     rule.text = f"priced:{setting}"  # type: ignore[attr-defined]
     return rule
+
+
+def heavy(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
+    """A score in which the irreducible loss counts more, with a floor that goes by the plain reducible loss."""
+    weight, price = (float(part) for part in setting.split(":"))
+    now = discounted_top_k(price, unit="iqr")
+    spread: list[Tensor] = []
+
+    def score(c: Any) -> Tensor:
+        plain = gp.reducible_loss(c)
+        overtaken = (plain < 0).sum() > OVERTAKEN * len(plain)
+        scores = torch.where(overtaken, plain, c.loss - weight * c.irreducible)
+        spread[:] = [now.in_spreads(scores)]  # type: ignore[attr-defined]
+        return torch.where(overtaken, plain.clamp(min=0), scores)
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any, *, times: Tensor) -> Tensor:
+        return now(scores, ids, keep, key, times=times, spread=spread[0])
+
+    rule.needs_times = True  # type: ignore[attr-defined]
+    rule.text = f"heavy:{setting}"  # type: ignore[attr-defined]
+    return score, rule
 
 
 def absolute(temperature: float) -> Rule:
@@ -529,6 +555,8 @@ def chosen_by_proxies(
                 rule = absolute(float(setting))
             elif kind == "priced":
                 rule = priced(setting, steps)
+            elif kind == "heavy":
+                score, rule = heavy(setting)
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}

@@ -1,5 +1,6 @@
 """Is a small holdout model enough? Where it is not, one of the large model's kind takes its place, on the bill too."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import goldiprox as gp
-from goldiprox import holdout
+from goldiprox import enough, holdout
 from goldiprox.assessment import sharpness, underfit
 from goldiprox.cli.compare import _made_by
 from goldiprox.compare import lab as labs
@@ -17,7 +18,7 @@ from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare
-from goldiprox.enough import UNDERFIT, kinds, shortcoming
+from goldiprox.enough import UNDERFIT, kinds, larger, shortcoming
 from goldiprox.errors import Interrupted, UnknownName
 from goldiprox.irreducible import Rivals
 from goldiprox.pipeline import run
@@ -43,15 +44,26 @@ def blobs() -> tuple[gp.TensorData, gp.TensorData]:
     return tuple(part.replace(y=(part.x[:, 0] > 0).long()) for part in (train, test))  # type: ignore[return-value]
 
 
+def numbered() -> tuple[gp.TensorData, gp.TensorData]:
+    """Crosses again, their places in whole numbers, none of them 0."""
+    return tuple(part.replace(x=2 * (5 * part.x).floor().long() + 1) for part in crosses())  # type: ignore[return-value]
+
+
+class AsFloats(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() / (10 if x.dtype == torch.long else 1)
+
+
 def line(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Linear(input_shape[0], num_classes)
+    return nn.Sequential(AsFloats(), nn.Linear(input_shape[0], num_classes))
 
 
 def network(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, num_classes))
+    return nn.Sequential(AsFloats(), nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, num_classes))
 
 
 HOLDOUT = gp.HoldoutConfig.robust(gp.TrainingConfig(lr=0.02), max_epochs=4, min_steps=60)
+ONCE = replace(HOLDOUT, cleaned=False, mixup="off")
 
 
 def config(data: str = "crosses", **changes) -> RunConfig:
@@ -109,6 +121,10 @@ class TestShortcoming:
 
     def test_a_table_that_does_not_say_what_is_predicted(self):
         assert shortcoming(gp.IrreducibleLosses(torch.ones(5)), None) is None
+
+    @pytest.mark.parametrize(("wrong", "mixup", "once"), [(0.0, "off", True), (0.0, "on", False), (0.1, "off", False)])
+    def test_the_larger_one_is_trained_once_where_labels_look_right(self, wrong, mixup, once):
+        assert larger(HOLDOUT, self.table(wrong), mixup) == (ONCE if once else HOLDOUT)
 
 
 class TestUnderfit:
@@ -185,6 +201,19 @@ class TestRun:
         assert bills[0].flops == bills[1].flops + bills[2].flops
         assert bills[0].examples_trained == bills[1].examples_trained + bills[2].examples_trained
 
+    def test_where_labels_look_right_the_larger_one_is_trained_once(self, monkeypatch):
+        monkeypatch.setattr(enough, "wrong_share", lambda table: 0.0)
+        stages = Stages(config("numbered"))  # which cannot be blended
+        table, _, summary = stages.irreducible()
+        assert "as if it were too small" in summary["instead"]["because"]
+        assert not table.config["holdout"]["cleaned"]
+        large = Stages(config("numbered", il_model="model", holdout=ONCE))
+        small = Stages(config("numbered", il_model="proxy"))
+        assert large.irreducible()[0].digest == table.digest
+        small.irreducible()
+        bills = [s.ledger.stages["irreducible"].flops for s in (stages, large, small)]
+        assert bills[0] == bills[1] + bills[2]
+
     def test_what_is_enough_stays(self):
         stages = Stages(config("blobs"))
         table, _, summary = stages.irreducible()
@@ -192,9 +221,10 @@ class TestRun:
         assert "instead" not in table.config
 
     def test_wrong_labels(self):
-        _, _, summary = Stages(config("blobs", noise=0.3)).irreducible()
+        table, _, summary = Stages(config("blobs", noise=0.3)).irreducible()
         assert summary["name"] == "test_enough:network"
         assert "of the labels look wrong" in summary["instead"]["because"]
+        assert table.config["holdout"]["cleaned"]  # all of what withstands them
 
     @pytest.mark.parametrize("changes", [{"acquisition": "loss"}, {"holdout": gp.HoldoutConfig(max_epochs=1)}])
     def test_nothing_is_asked_that_nothing_goes_by_or_that_cannot_be_told(self, changes):
@@ -245,13 +275,8 @@ class TestCompare:
         return Plan(config(), methods=(Method(),), steps=12, budgets=(1,), seeds=(0, 1), itself=False, compared=0)
 
     def test_seeds_whose_holdout_model_falls_short_get_a_larger_one(self, plan, tmp_path, monkeypatch):
-        asked = []
-
-        def only_the_first(table, missed):
-            asked.append(missed)
-            return "too small" if len(asked) == 1 else None
-
-        monkeypatch.setattr(labs, "shortcoming", only_the_first)
+        answers = itertools.cycle(["too small", None])
+        monkeypatch.setattr(labs, "shortcoming", lambda table, missed: next(answers))
         lab = Lab(plan, tmp_path, Silent())
         tables, costs = lab.tables(plan.methods[0])
         assert [c["made_by"] for c in costs] == ["test_enough:network", "test_enough:line"]
@@ -263,6 +288,16 @@ class TestCompare:
         monkeypatch.setattr(labs, "irreducible_losses", forbidden)
         again, _ = Lab(plan, tmp_path, Silent()).tables(plan.methods[0])
         assert [t.digest for t in again] == [t.digest for t in tables]
+
+    def test_the_larger_one_is_trained_once_here_too(self, plan, tmp_path, monkeypatch):
+        monkeypatch.setattr(enough, "wrong_share", lambda table: 0.0)
+        lab = Lab(replace(plan, config=config("numbered"), seeds=(0,)), tmp_path, Silent())
+        (table,), (cost,) = lab.tables(Method())
+        assert cost["made_by"] == "test_enough:network"
+        (once,), (own,) = lab.tables(Method(il_model="model", cleaned=0, mixup="off"))
+        (_,), (small,) = lab.tables(Method(il_model="proxy"))
+        assert once.digest == table.digest
+        assert cost["flops"] == own["flops"] + small["flops"]
 
     def test_the_result_names_them(self, plan, tmp_path):
         result = compare(replace(plan, methods=(Method(), Method("paper"), Method(acquisition="loss"))), tmp_path)

@@ -47,6 +47,7 @@ def test_the_digest_does_not_depend_on_how_data_is_loaded(on_gpu, rule):
     assert digest(on_gpu) == digest(on_gpu) == digest(make_blobs()) == digest(on_gpu, num_workers=2)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch says so once in a process
 @pytest.mark.parametrize("length", [7, 50, 2_500, 30_000, 10**7])
 def test_candidates_agree_with_the_cpu_and_are_not_waited_for(length):
     device = torch.device("cuda", 0)

@@ -15,7 +15,7 @@ from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
-from goldiprox.enough import AUTO, kinds, shortcoming
+from goldiprox.enough import AUTO, kinds, larger, looks_wrong, shortcoming
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
@@ -265,17 +265,18 @@ class Stages:
         name, *others = self.holdout_models
         if not self.config.num_folds:
             self.prepared.split.require_holdout()
-        table, models, reports, total = self._irreducible(name, None, group=group, scoring=scoring)
+        how, where = self.config.holdout, {"group": group, "scoring": scoring}
+        table, models, reports, total = self._irreducible(name, how, None, **where)
         short, why = shortcoming(table, reports[0].underfit), None
         if short and others:
-            name, why = others[0], {"of": name, "because": short}
-            table, models, reports, cost = self._irreducible(name, why, group=group, scoring=scoring)
+            name, why, how = others[0], {"of": name, "because": short}, larger(how, table, reports[0].mixup)
+            table, models, reports, cost = self._irreducible(name, how, why, **where)
             total.merge(cost)
         self._bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        how = {field: getattr(reports[0], field) for field in ("epoch", "epochs", "underfit")}
-        summary = {"name": name, "accuracy": accuracy, **how, "shortcoming": None if why else short, "instead": why}
-        return table, models, summary
+        summary = {"name": name, "accuracy": accuracy, "wrong_share": looks_wrong(table)}
+        summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup", "underfit")}
+        return table, models, summary | {"shortcoming": None if why else short, "instead": why}
 
     @cached_property
     def holdout_models(self) -> list[str]:
@@ -290,7 +291,7 @@ class Stages:
         return None if rate is None else rate.forward
 
     def _irreducible(
-        self, name: str, instead: dict[str, str] | None, **where: Any
+        self, name: str, how: HoldoutConfig, instead: dict[str, str] | None, **where: Any
     ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
         config, title = self.config, f"again, by {name}" if instead else "irreducible losses"
         recorded = {"il_model": name, "data": config.data.recorded()} | ({"instead": instead} if instead else {})
@@ -301,7 +302,7 @@ class Stages:
                 self.data,
                 self.prepared.split,
                 num_folds=config.num_folds,
-                config=config.holdout,
+                config=how,
                 seed=config.seed,
                 num_workers=config.num_workers,
                 engine=config.engine,

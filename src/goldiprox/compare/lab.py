@@ -18,10 +18,10 @@ from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan, UniformOn
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
-from goldiprox.enough import kinds, shortcoming
+from goldiprox.enough import kinds, larger, shortcoming
 from goldiprox.errors import ConfigError
 from goldiprox.forward import device_of, generalised_cross_entropy
-from goldiprox.holdout import irreducible_losses
+from goldiprox.holdout import HoldoutConfig, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, OnStep, Task, fit_together, rate_of
 from goldiprox.optim import Schedule, TrainingConfig
@@ -186,19 +186,21 @@ class Lab:
 
     def _tables(self, method: Method, offset: int) -> Runs:
         """Of the first kind of holdout model; where that falls short, of the next."""
-        first, *others = self._il_models(method)
-        found = dict(zip(self.plan.seeds, self._tables_of(first, method, offset, self.plan.seeds), strict=True))
+        (first, *others), how = self._il_models(method), self._holdout(method)
+        found = dict(zip(self.plan.seeds, self._tables_of(first, how, method, offset, self.plan.seeds), strict=True))
         for name in others:
-            short = [seed for seed, run in found.items() if run.numbers["shortcoming"]]
-            for seed, run in zip(short, self._tables_of(name, method, offset, short), strict=True):
-                costs = {u: summed([found[seed].numbers[u], run.numbers[u]]) for u in ("flops", "seconds")}
-                instead = {"of": first, "because": found[seed].numbers["shortcoming"]}
-                found[seed] = replace(run, numbers=run.numbers | costs | {"instead": instead})
+            for seed, run in list(found.items()):
+                if short := shortcoming(table := table_of(run), run.numbers["underfit"]):
+                    again = larger(how, table, run.numbers["mixup"])
+                    (other,) = self._tables_of(name, again, method, offset, [seed])
+                    costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
+                    instead = {"of": first, "because": short}
+                    found[seed] = replace(other, numbers=other.numbers | costs | {"instead": instead})
         return list(found.values())
 
-    def _tables_of(self, name: str, method: Method, offset: int, seeds: Sequence[int]) -> Runs:
-        base, folds = self.plan.config.holdout, self._folds(method)
-        config = replace(
+    def _holdout(self, method: Method) -> HoldoutConfig:
+        base = self.plan.config.holdout
+        return replace(
             base,
             checkpoint=method.checkpoint or base.checkpoint,
             max_epochs=method.holdout_epochs or base.max_epochs,
@@ -207,6 +209,9 @@ class Lab:
             cleaned=self._cleaned(method),
             training=replace(base.training, schedule=method.il_schedule or base.training.schedule),
         )
+
+    def _tables_of(self, name: str, config: HoldoutConfig, method: Method, offset: int, seeds: Sequence[int]) -> Runs:
+        folds = self._folds(method)
         training_loss = generalised_cross_entropy(method.robust) if method.robust else None
 
         def settings(seed: int) -> dict[str, Any]:
@@ -234,7 +239,7 @@ class Lab:
                     "accuracy": accuracy,
                     "epoch": reports[0].epoch,
                     "mixup": reports[0].mixup,
-                    "shortcoming": shortcoming(table, reports[0].underfit),
+                    "underfit": reports[0].underfit,
                     "il_model": name,
                     "flops": cost.flops,
                     "seconds": cost.seconds,
