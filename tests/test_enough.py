@@ -18,7 +18,7 @@ from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare
-from goldiprox.enough import UNDERFIT, kinds, larger, shortcoming
+from goldiprox.enough import UNDERFIT, kinds, larger, looks_wrong, shortcoming
 from goldiprox.errors import Interrupted, UnknownName
 from goldiprox.irreducible import Rivals
 from goldiprox.pipeline import run
@@ -44,22 +44,22 @@ def blobs() -> tuple[gp.TensorData, gp.TensorData]:
     return tuple(part.replace(y=(part.x[:, 0] > 0).long()) for part in (train, test))  # type: ignore[return-value]
 
 
-def numbered() -> tuple[gp.TensorData, gp.TensorData]:
-    """Crosses again, their places in whole numbers, none of them 0."""
-    return tuple(part.replace(x=2 * (5 * part.x).floor().long() + 1) for part in crosses())  # type: ignore[return-value]
-
-
-class AsFloats(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float() / (10 if x.dtype == torch.long else 1)
-
-
 def line(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(AsFloats(), nn.Linear(input_shape[0], num_classes))
+    return nn.Linear(input_shape[0], num_classes)
 
 
 def network(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(AsFloats(), nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, num_classes))
+    return nn.Sequential(nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+class AsFloats(nn.Linear):
+    """A line for whole numbers."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / 100)
 
 
 HOLDOUT = gp.HoldoutConfig.robust(gp.TrainingConfig(lr=0.02), max_epochs=4, min_steps=60)
@@ -108,23 +108,27 @@ class TestShortcoming:
         return gp.IrreducibleLosses(nn.functional.softplus(margin), rivals=Rivals(torch.zeros(4_000), margin))
 
     def test_labels_that_look_wrong(self):
-        assert shortcoming(self.table(0.0), None) is None
-        assert shortcoming(self.table(0.005), None) is None
-        assert (shortcoming(self.table(0.1), 0.5) or "").endswith("% of the labels look wrong")
+        assert shortcoming(looks_wrong(self.table(0.0)), None) is None
+        assert shortcoming(looks_wrong(self.table(0.005)), None) is None
+        assert (shortcoming(looks_wrong(self.table(0.1)), 0.5) or "").endswith("% of the labels look wrong")
 
-    def test_a_model_too_small_for_its_data(self):
-        assert shortcoming(self.table(0.0), UNDERFIT) is None
-        assert "as if it were too small" in (shortcoming(self.table(0.0), 0.95) or "")
+    @pytest.mark.parametrize(("underfit", "small"), [(0.0, False), (0.45, False), (0.69, True), (1.02, True)])
+    def test_a_model_too_small_for_its_data(self, underfit, small):
+        assert ("as if it were too small" in (shortcoming(0.0, underfit) or "")) == small
 
     def test_what_cannot_be_told_apart_is_not(self):
-        assert "look wrong, or it is too small" in (shortcoming(self.table(0.1), 0.95) or "")
+        assert "look wrong, or it is too small" in (shortcoming(0.1, 0.95) or "")
 
     def test_a_table_that_does_not_say_what_is_predicted(self):
-        assert shortcoming(gp.IrreducibleLosses(torch.ones(5)), None) is None
+        assert looks_wrong(gp.IrreducibleLosses(torch.ones(5))) is None
+        assert shortcoming(None, None) is None
 
-    @pytest.mark.parametrize(("wrong", "mixup", "once"), [(0.0, "off", True), (0.0, "on", False), (0.1, "off", False)])
-    def test_the_larger_one_is_trained_once_where_labels_look_right(self, wrong, mixup, once):
-        assert larger(HOLDOUT, self.table(wrong), mixup) == (ONCE if once else HOLDOUT)
+    @pytest.mark.parametrize(
+        ("wrong", "blends_worse", "once"),
+        [(None, True, True), (0.0, True, True), (0.02, True, False), (0.0, False, False), (0.0, None, False)],
+    )
+    def test_the_larger_one_is_trained_once_where_labels_look_right(self, wrong, blends_worse, once):
+        assert larger(HOLDOUT, wrong, blends_worse) == (ONCE if once else HOLDOUT)
 
 
 class TestUnderfit:
@@ -201,18 +205,28 @@ class TestRun:
         assert bills[0].flops == bills[1].flops + bills[2].flops
         assert bills[0].examples_trained == bills[1].examples_trained + bills[2].examples_trained
 
-    def test_where_labels_look_right_the_larger_one_is_trained_once(self, monkeypatch):
+    @pytest.mark.parametrize(("seed", "once"), [(0, False), (1, True)])
+    def test_where_labels_look_right_and_blends_are_worse_the_larger_one_is_trained_once(self, monkeypatch, seed, once):
         monkeypatch.setattr(enough, "wrong_share", lambda table: 0.0)
-        stages = Stages(config("numbered"))  # which cannot be blended
+        stages = Stages(config(seed=seed))
         table, _, summary = stages.irreducible()
         assert "as if it were too small" in summary["instead"]["because"]
-        assert not table.config["holdout"]["cleaned"]
-        large = Stages(config("numbered", il_model="model", holdout=ONCE))
-        small = Stages(config("numbered", il_model="proxy"))
+        assert summary["instead"]["wrong_share"] == 0
+        assert summary["instead"]["underfit"] > UNDERFIT
+        assert summary["instead"]["blends_worse"] == once
+        assert table.config["holdout"]["cleaned"] == summary["cleaned"] == (not once)
+        large = Stages(config(il_model="model", seed=seed, holdout=ONCE if once else HOLDOUT))
+        small = Stages(config(il_model="proxy", seed=seed))
         assert large.irreducible()[0].digest == table.digest
         small.irreducible()
         bills = [s.ledger.stages["irreducible"].flops for s in (stages, large, small)]
         assert bills[0] == bills[1] + bills[2]
+
+    def test_what_cannot_be_blended_does_not_say_whether_labels_are_wrong(self):
+        whole = crosses()[0].replace(x=(crosses()[0].x * 100).long())
+        split = gp.holdout_split(len(whole), whole.labels)
+        _, _, (report,), _ = gp.irreducible_losses(lambda fold: AsFloats(), whole, split, config=HOLDOUT)
+        assert (report.mixup, report.blends_worse) == ("off", None)
 
     def test_what_is_enough_stays(self):
         stages = Stages(config("blobs"))
@@ -256,14 +270,18 @@ class TestRun:
         with pytest.raises(UnknownName, match="resnet81"):
             Stages(config(model="resnet81")).irreducible()
 
-    def test_a_run_that_is_broken_off_in_the_second_one_ends_the_same(self, tmp_path):
-        whole = run(config(), str(tmp_path / "whole"))
+    @pytest.mark.parametrize("once", [False, True])
+    def test_a_run_that_is_broken_off_in_the_second_one_ends_the_same(self, tmp_path, monkeypatch, once):
+        monkeypatch.setattr(enough, "wrong_share", lambda table: 0.0 if once else 0.3)
+        seed = 1 if once else 0
+        whole = run(config(seed=seed), str(tmp_path / "whole"))
         asked, second = iter(range(100)), tmp_path / "r" / ".checkpoint" / "irreducible-again"
         with pytest.raises(Interrupted):
-            run(config(), str(tmp_path / "r"), every=0.0, stop=lambda: second.exists() and next(asked) > 3)
+            run(config(seed=seed), str(tmp_path / "r"), every=0.0, stop=lambda: second.exists() and next(asked) > 3)
         assert not (tmp_path / "r" / "irreducible.arrow").exists()
-        again = run(config(), str(tmp_path / "r"))
+        again = run(config(seed=seed), str(tmp_path / "r"))
         assert again["il_model"] == whole["il_model"]
+        assert again["il_model"]["cleaned"] != once
         assert again["sequence"]["digest"] == whole["sequence"]["digest"]
         bills = [result["ledger"]["irreducible"] for result in (again, whole)]
         assert bills[0]["flops"] == bills[1]["flops"]
@@ -276,11 +294,12 @@ class TestCompare:
 
     def test_seeds_whose_holdout_model_falls_short_get_a_larger_one(self, plan, tmp_path, monkeypatch):
         answers = itertools.cycle(["too small", None])
-        monkeypatch.setattr(labs, "shortcoming", lambda table, missed: next(answers))
+        monkeypatch.setattr(labs, "shortcoming", lambda wrong, missed: next(answers))
         lab = Lab(plan, tmp_path, Silent())
         tables, costs = lab.tables(plan.methods[0])
         assert [c["made_by"] for c in costs] == ["test_enough:network", "test_enough:line"]
-        assert [c["instead"] for c in costs] == [{"of": "test_enough:line", "because": "too small"}, None]
+        assert (costs[0]["instead"]["of"], costs[0]["instead"]["because"]) == ("test_enough:line", "too small")
+        assert costs[1]["instead"] is None
         assert costs[0]["flops"] > costs[1]["flops"]
         large, small = (lab.tables(Method(il_model=name)) for name in ("model", "proxy"))
         assert large[0][0].digest == tables[0].digest
@@ -291,13 +310,14 @@ class TestCompare:
 
     def test_the_larger_one_is_trained_once_here_too(self, plan, tmp_path, monkeypatch):
         monkeypatch.setattr(enough, "wrong_share", lambda table: 0.0)
-        lab = Lab(replace(plan, config=config("numbered"), seeds=(0,)), tmp_path, Silent())
-        (table,), (cost,) = lab.tables(Method())
-        assert cost["made_by"] == "test_enough:network"
-        (once,), (own,) = lab.tables(Method(il_model="model", cleaned=0, mixup="off"))
-        (_,), (small,) = lab.tables(Method(il_model="proxy"))
-        assert once.digest == table.digest
-        assert cost["flops"] == own["flops"] + small["flops"]
+        lab = Lab(plan, tmp_path, Silent())
+        tables, costs = lab.tables(Method())
+        assert [cost["made_by"] for cost in costs] == ["test_enough:network"] * 2
+        assert [cost["cleaned"] for cost in costs] == [True, False]  # blends are worse for the second seed
+        once, own = lab.tables(Method(il_model="model", cleaned=0, mixup="off"))
+        _, small = lab.tables(Method(il_model="proxy"))
+        assert once[1].digest == tables[1].digest
+        assert costs[1]["flops"] == own[1]["flops"] + small[1]["flops"]
 
     def test_the_result_names_them(self, plan, tmp_path):
         result = compare(replace(plan, methods=(Method(), Method("paper"), Method(acquisition="loss"))), tmp_path)
@@ -311,8 +331,12 @@ class TestCompare:
         assert said.startswith("by test_enough:network; test_enough:line falls short: ")
         assert _made_by(found["paper"]) == "by test_enough:line"
         assert _made_by(found["default,acquisition=loss"]) == ""
-        mixed = {"holdout_models": [{"name": n, "instead": None} for n in ("a", "b", "a")]}
+        mixed = {"holdout_models": [{"name": n, "cleaned": True, "instead": None} for n in ("a", "b", "a")]}
         assert _made_by(mixed) == "by a for 2 of 3 seeds, by b for 1 of 3 seeds"
+        mixed["holdout_models"][1] |= {"cleaned": False, "instead": {"of": "a", "because": "it is small"}}
+        assert "; trained once, since labels look right, for 1 of 3 seeds; a falls short: it is small" in _made_by(
+            mixed
+        )
 
 
 class TestCommand:

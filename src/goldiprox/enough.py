@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from goldiprox.holdout import HoldoutConfig, Mixup
+from goldiprox.holdout import HoldoutConfig
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.suspects import wrong_share
 
@@ -15,7 +15,7 @@ better, by two to three points of what comes of it (docs/lab-notes.md).
 """
 UNDERFIT = 0.5
 """From which on a model counts as too small for its data: what it cannot learn it would call unlearnable, and a larger
-one never see. Those that are large enough were at 0, others at 0.65 and above (docs/lab-notes.md).
+one never see. The nearest that was large enough lay at 0.45, the nearest that was not at 0.66 (docs/lab-notes.md).
 """
 
 
@@ -43,14 +43,14 @@ def kinds(
     return names[:1] + [n for n in names[1:] if smallest is None or (own := cost[n]) is None or own > smallest]
 
 
-def shortcoming(table: IrreducibleLosses, underfit: float | None) -> str | None:
+def shortcoming(wrong: float | None, underfit: float | None) -> str | None:
     """What a larger holdout model would do better, in words; None where this one is enough.
 
     Args:
-        table: What it made.
+        wrong: The share of labels that look wrong to it (`looks_wrong`).
         underfit: Of its training, as `goldiprox.holdout.HoldoutReport` has it.
     """
-    share, missed = looks_wrong(table), underfit or 0.0
+    share, missed = wrong or 0.0, underfit or 0.0
     small = missed > UNDERFIT
     if share > WRONG:
         return f"{100 * share:.0f}% of the labels look wrong" + (", or it is too small for this data" if small else "")
@@ -59,20 +59,21 @@ def shortcoming(table: IrreducibleLosses, underfit: float | None) -> str | None:
     return f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small"
 
 
-def larger(config: HoldoutConfig, table: IrreducibleLosses, mixup: Mixup) -> HoldoutConfig:
-    """How the larger one is trained: once, on all labels, where these look right and blends did no good.
+def larger(config: HoldoutConfig, wrong: float | None, blends_worse: bool | None) -> HoldoutConfig:
+    """How the larger one is trained: where labels look right once, on all of them and without blends.
 
-    A third of the price, and as good there (docs/lab-notes.md).
+    That is a third of the price of `HoldoutConfig.robust`, and as good there (docs/lab-notes.md). Labels can be wrong
+    and look right, when a small model finds the noise learnable; but then blends do it no harm.
 
     Args:
         config: How the smaller one was.
-        table: What that one made.
-        mixup: Whether it did better learning from blends (`goldiprox.holdout.HoldoutReport`), as where labels are wrong
-            in ways that it does not see.
+        wrong: The share of labels that look wrong to that one.
+        blends_worse: Whether it did worse learning from blends, as `goldiprox.holdout.HoldoutReport` has it.
     """
-    return config if mixup == "on" or looks_wrong(table) > WRONG else replace(config, cleaned=False, mixup="off")
+    looks_right = (wrong or 0.0) <= WRONG and blends_worse
+    return replace(config, cleaned=False, mixup="off") if looks_right else config
 
 
-def looks_wrong(table: IrreducibleLosses) -> float:
-    """The share of labels that look wrong; none where the table does not say what was predicted."""
-    return wrong_share(table) if table.rivals is not None else 0.0
+def looks_wrong(table: IrreducibleLosses) -> float | None:
+    """The share of labels that look wrong; None where the table does not say what was predicted."""
+    return None if table.rivals is None else wrong_share(table)

@@ -114,6 +114,7 @@ class HoldoutReport:
         mixup: Whether it learnt from blends, ``on`` or ``off``.
         sharpness: What its logits were multiplied with for the table.
         underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two.
+        blends_worse: Whether blends missed more of the inner part; None where they were not tried.
     """
 
     epoch: int
@@ -125,6 +126,7 @@ class HoldoutReport:
     mixup: Mixup = "off"
     sharpness: float = 1.0
     underfit: float | None = None
+    blends_worse: bool | None = None
 
 
 def train_holdout_model(
@@ -341,6 +343,7 @@ def irreducible_losses(
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
     doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     plain: float | None = None
+    worse: bool | None = None
     if config.cleaned:
         if labels is None:
             raise ConfigError(
@@ -366,7 +369,7 @@ def irreducible_losses(
         )
         doubted = opinions.ids[contradicted(opinions, labels)]
         ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
-        plain = judges[0].underfit
+        plain, worse = judges[0].underfit, judges[0].blends_worse
     values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports = [], []
     lowered = in_precision(forward, config.training.precision)
@@ -415,7 +418,8 @@ def irreducible_losses(
         # The last learnt from blends, and knows less by heart.
         _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
         ways = [report.mixup]  # the other folds take what was better for the first
-        report.underfit = plain
+        worse = report is tried[0][2] if len(tried) > 1 else worse
+        report.underfit, report.blends_worse = plain, worse
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
         scored = scores and scores.start(made, torch.device("cpu"))

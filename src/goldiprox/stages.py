@@ -267,14 +267,17 @@ class Stages:
             self.prepared.split.require_holdout()
         how, where = self.config.holdout, {"group": group, "scoring": scoring}
         table, models, reports, total = self._irreducible(name, how, None, **where)
-        short, why = shortcoming(table, reports[0].underfit), None
+        wrong, missed, worse, why = looks_wrong(table), reports[0].underfit, reports[0].blends_worse, None
+        short = shortcoming(wrong, missed)
         if short and others:
-            name, why, how = others[0], {"of": name, "because": short}, larger(how, table, reports[0].mixup)
+            why = {"of": name, "because": short, "wrong_share": wrong, "underfit": missed, "blends_worse": worse}
+            name, how = others[0], larger(how, wrong, worse)
             table, models, reports, cost = self._irreducible(name, how, why, **where)
             total.merge(cost)
+            wrong = looks_wrong(table)
         self._bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        summary = {"name": name, "accuracy": accuracy, "wrong_share": looks_wrong(table)}
+        summary = {"name": name, "accuracy": accuracy, "wrong_share": wrong, "cleaned": how.cleaned}
         summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup", "underfit")}
         return table, models, summary | {"shortcoming": None if why else short, "instead": why}
 
@@ -291,7 +294,7 @@ class Stages:
         return None if rate is None else rate.forward
 
     def _irreducible(
-        self, name: str, how: HoldoutConfig, instead: dict[str, str] | None, **where: Any
+        self, name: str, how: HoldoutConfig, instead: dict[str, Any] | None, **where: Any
     ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
         config, title = self.config, f"again, by {name}" if instead else "irreducible losses"
         recorded = {"il_model": name, "data": config.data.recorded()} | ({"instead": instead} if instead else {})

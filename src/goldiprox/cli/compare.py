@@ -214,8 +214,12 @@ def _made_by(method: dict[str, Any]) -> str:
     parts = [
         f"by {n}" + f" for {names.count(n)} of {len(names)} seeds" * (len({*names}) > 1) for n in dict.fromkeys(names)
     ]
-    why = next((made["instead"] for made in method["holdout_models"] if made["instead"]), None)
-    return ", ".join(parts) + (f"; {why['of']} falls short: {why['because']}" if why else "")
+    replaced = [made for made in method["holdout_models"] if made["instead"]]
+    if not replaced:
+        return ", ".join(parts)
+    why, once = replaced[0]["instead"], sum(not made["cleaned"] for made in replaced)
+    how = f"; trained once, since labels look right, for {once} of {len(names)} seeds" * bool(once)
+    return f"{', '.join(parts)}{how}; {why['of']} falls short: {why['because']}"
 
 
 def _overtaken(floor: dict[str, Any] | None) -> str | None:

@@ -94,9 +94,9 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     title = f"{result['model']['name']} on {result['data']}, {result['sequence']['steps']:,} steps of {config.keep}"
     title += f"; {percent(corrupted['data'])} of the training side is corrupted" if corrupted["data"] else ""
     if instead := result["il_model"]["instead"]:
-        out.print(
-            f"\nHoldout model: {result['il_model']['name']}, since {instead['of']} falls short: {instead['because']}."
-        )
+        how = "" if result["il_model"]["cleaned"] else ", trained once"
+        why = f"since {instead['of']} falls short: {instead['because']}"
+        out.print(f"\nHoldout model: {result['il_model']['name']}{how}, {why}.")
     headers = ["trained on", "final accuracy", "best", "seconds", *(["corrupted picks"] if corrupted["data"] else [])]
     out.print()
     out.print(table(title, headers, rows))

@@ -91,7 +91,8 @@ def irreducible(
         f"({summary['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
     if instead := summary["instead"]:
-        out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.")
+        how = "" if summary["cleaned"] else " Labels look right, so it was trained once."
+        out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.{how}")
     elif summary["shortcoming"] and asked == AUTO and model is None and config.holdout.cleaned:
         out.print(f"It falls short: {summary['shortcoming']}. Say what it is for: --model NAME --force.")
     sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}

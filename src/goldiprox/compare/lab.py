@@ -18,7 +18,7 @@ from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan, UniformOn
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
-from goldiprox.enough import kinds, larger, shortcoming
+from goldiprox.enough import kinds, larger, looks_wrong, shortcoming
 from goldiprox.errors import ConfigError
 from goldiprox.forward import device_of, generalised_cross_entropy
 from goldiprox.holdout import HoldoutConfig, irreducible_losses
@@ -181,6 +181,7 @@ class Lab:
             tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
             costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
+            costs[-1]["cleaned"] = all(run.numbers["cleaned"] for run in runs)
             costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
 
@@ -190,11 +191,12 @@ class Lab:
         found = dict(zip(self.plan.seeds, self._tables_of(first, how, method, offset, self.plan.seeds), strict=True))
         for name in others:
             for seed, run in list(found.items()):
-                if short := shortcoming(table := table_of(run), run.numbers["underfit"]):
-                    again = larger(how, table, run.numbers["mixup"])
+                asked = {field: run.numbers[field] for field in ("wrong_share", "underfit", "blends_worse")}
+                if short := shortcoming(asked["wrong_share"], asked["underfit"]):
+                    again = larger(how, asked["wrong_share"], asked["blends_worse"])
                     (other,) = self._tables_of(name, again, method, offset, [seed])
                     costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
-                    instead = {"of": first, "because": short}
+                    instead = {"of": first, "because": short, **asked}
                     found[seed] = replace(other, numbers=other.numbers | costs | {"instead": instead})
         return list(found.values())
 
@@ -239,7 +241,10 @@ class Lab:
                     "accuracy": accuracy,
                     "epoch": reports[0].epoch,
                     "mixup": reports[0].mixup,
+                    "cleaned": config.cleaned,
+                    "wrong_share": looks_wrong(table),
                     "underfit": reports[0].underfit,
+                    "blends_worse": reports[0].blends_worse,
                     "il_model": name,
                     "flops": cost.flops,
                     "seconds": cost.seconds,
