@@ -1,6 +1,5 @@
 """Holdout models: trained on what is held out, they give the training side its irreducible losses."""
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.assessment import assess, assess_together, misses_more, sharpened, sharpness, underfit
+from goldiprox.best_epoch import BestEpoch
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
-from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
+from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.forward import (
     Forward,
     PerExampleLoss,
@@ -26,7 +26,7 @@ from goldiprox.forward import (
 )
 from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill
 from goldiprox.ledger import Cost, Rate
-from goldiprox.loop import Evaluate, OnStep, Task, evaluate_on, fit, rate_of
+from goldiprox.loop import OnStep, Task, evaluate_on, fit, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import ORDER, derive, seeded
 from goldiprox.ranks import Ranks
@@ -184,7 +184,9 @@ def train_holdout_model(
         kind = getattr(example.x, "dtype", type(example.x).__name__)
         raise ConfigError(f"inputs of type {kind} cannot be blended; train the holdout model with mixup='off'")
     lowered = in_precision(forward, config.training.precision)
-    best = _BestCheckpoint(config, evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers))
+    patience = config.patience if config.training.schedule == "constant" else None  # one that decays is best at its end
+    evaluate = evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers)
+    best = BestEpoch(evaluate, patience=patience, last=config.checkpoint == "last")
     saved = None
     if checkpoints:
         settings = {"holdout": asdict(config), "seed": seed, "order": ORDER, "split": digest_ids(ids, judge)}
@@ -240,47 +242,6 @@ def train_holdout_model(
 
 def _can_blend(example: Batch) -> bool:
     return isinstance(example.x, Tensor) and example.x.is_floating_point()
-
-
-class _BestCheckpoint:
-    """Evaluates a model once an epoch and remembers the state to return to."""
-
-    def __init__(self, config: HoldoutConfig, evaluate: Evaluate):
-        self.config, self.evaluate = config, evaluate
-        self.epoch = 0
-        self.best: tuple[float, int, dict[str, float], dict[str, Tensor]] | None = None
-        self.latest: dict[str, float] = {}
-
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        self.epoch += 1
-        self.latest = dict(self.evaluate(model))
-        value = self.latest["loss"]
-        if not np.isfinite(value):
-            raise NonFiniteError(
-                f"the holdout model's loss is {value} after epoch {self.epoch}: it diverged; lower its learning rate"
-            )
-        if self.best is None or value < self.best[0]:
-            self.best = (value, self.epoch, self.latest, copy.deepcopy(model.state_dict()))
-        return self.latest
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "best": self.best, "latest": self.latest}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.best, self.latest = state["epoch"], state["best"], state["latest"]
-
-    @property
-    def converged(self) -> bool:
-        constant = self.config.training.schedule == "constant"  # one that decays is best at its end
-        return constant and self.best is not None and self.epoch - self.best[1] >= self.config.patience
-
-    def restore(self, model: nn.Module) -> tuple[int, dict[str, float]]:
-        assert self.best is not None, "fit evaluates at its end"
-        if self.config.checkpoint == "last":
-            return self.epoch, self.latest
-        _, epoch, figures, state = self.best
-        model.load_state_dict(state)
-        return epoch, figures
 
 
 def irreducible_losses(
