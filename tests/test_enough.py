@@ -18,9 +18,10 @@ from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare
-from goldiprox.enough import UNDERFIT, kinds, larger, looks_wrong, shortcoming
+from goldiprox.enough import UNDERFIT, Signs, kinds
 from goldiprox.errors import Interrupted, UnknownName
 from goldiprox.irreducible import Rivals
+from goldiprox.ledger import Cost
 from goldiprox.pipeline import run
 from goldiprox.prepare import DataConfig
 from goldiprox.stages import RunConfig, Silent, Stages
@@ -107,28 +108,31 @@ class TestShortcoming:
         margin = torch.where(contradicted ^ (torch.rand(4_000, generator=draw) < wrong), confidence, -confidence)
         return gp.IrreducibleLosses(nn.functional.softplus(margin), rivals=Rivals(torch.zeros(4_000), margin))
 
+    def shortcoming(self, table: gp.IrreducibleLosses, underfit: float | None = None) -> str:
+        report = holdout.HoldoutReport(1, 1, {}, Cost(), None, np.arange(1), underfit=underfit)
+        return Signs.of(table, report).shortcoming or ""
+
     def test_labels_that_look_wrong(self):
-        assert shortcoming(looks_wrong(self.table(0.0)), None) is None
-        assert shortcoming(looks_wrong(self.table(0.005)), None) is None
-        assert (shortcoming(looks_wrong(self.table(0.1)), 0.5) or "").endswith("% of the labels look wrong")
+        assert self.shortcoming(self.table(0.0)) == ""
+        assert self.shortcoming(self.table(0.005)) == ""
+        assert self.shortcoming(self.table(0.1), 0.5).endswith("% of the labels look wrong")
 
     @pytest.mark.parametrize(("underfit", "small"), [(0.0, False), (0.45, False), (0.69, True), (1.02, True)])
     def test_a_model_too_small_for_its_data(self, underfit, small):
-        assert ("as if it were too small" in (shortcoming(0.0, underfit) or "")) == small
+        assert ("as if it were too small" in self.shortcoming(self.table(0.0), underfit)) == small
 
     def test_what_cannot_be_told_apart_is_not(self):
-        assert "look wrong, or it is too small" in (shortcoming(0.1, 0.95) or "")
+        assert "look wrong, or it is too small" in self.shortcoming(self.table(0.1), 0.95)
 
     def test_a_table_that_does_not_say_what_is_predicted(self):
-        assert looks_wrong(gp.IrreducibleLosses(torch.ones(5))) is None
-        assert shortcoming(None, None) is None
+        assert self.shortcoming(gp.IrreducibleLosses(torch.ones(5))) == ""
 
     @pytest.mark.parametrize(
         ("wrong", "blends_worse", "once"),
         [(None, True, True), (0.0, True, True), (0.02, True, False), (0.0, False, False), (0.0, None, False)],
     )
     def test_the_larger_one_is_trained_once_where_labels_look_right(self, wrong, blends_worse, once):
-        assert larger(HOLDOUT, wrong, blends_worse) == (ONCE if once else HOLDOUT)
+        assert Signs(wrong, 1.0, blends_worse).larger(HOLDOUT) == (ONCE if once else HOLDOUT)
 
 
 class TestUnderfit:
@@ -294,7 +298,7 @@ class TestCompare:
 
     def test_seeds_whose_holdout_model_falls_short_get_a_larger_one(self, plan, tmp_path, monkeypatch):
         answers = itertools.cycle(["too small", None])
-        monkeypatch.setattr(labs, "shortcoming", lambda wrong, missed: next(answers))
+        monkeypatch.setattr(Signs, "shortcoming", property(lambda signs: next(answers)))
         lab = Lab(plan, tmp_path, Silent())
         tables, costs = lab.tables(plan.methods[0])
         assert [c["made_by"] for c in costs] == ["test_enough:network", "test_enough:line"]

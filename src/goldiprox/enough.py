@@ -1,9 +1,9 @@
 """Is a small holdout model enough, or is one of the large model's kind worth its price?"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from goldiprox.holdout import HoldoutConfig
+from goldiprox.holdout import HoldoutConfig, HoldoutReport
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.suspects import wrong_share
 
@@ -43,37 +43,45 @@ def kinds(
     return names[:1] + [n for n in names[1:] if smallest is None or (own := cost[n]) is None or own > smallest]
 
 
-def shortcoming(wrong: float | None, underfit: float | None) -> str | None:
-    """What a larger holdout model would do better, in words; None where this one is enough.
+@dataclass(frozen=True)
+class Signs:
+    """What a holdout model says of itself.
 
-    Args:
-        wrong: The share of labels that look wrong to it (`looks_wrong`).
+    Attributes:
+        wrong_share: Of labels, those that look wrong to it (`goldiprox.suspects.wrong_share`); None where its table
+            does not say what it predicts.
         underfit: Of its training, as `goldiprox.holdout.HoldoutReport` has it.
+        blends_worse: Likewise.
     """
-    share, missed = wrong or 0.0, underfit or 0.0
-    small = missed > UNDERFIT
-    if share > WRONG:
-        return f"{100 * share:.0f}% of the labels look wrong" + (", or it is too small for this data" if small else "")
-    if not small:
-        return None
-    return f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small"
 
+    wrong_share: float | None
+    underfit: float | None
+    blends_worse: bool | None
 
-def larger(config: HoldoutConfig, wrong: float | None, blends_worse: bool | None) -> HoldoutConfig:
-    """How the larger one is trained: where labels look right once, on all of them and without blends.
+    @classmethod
+    def of(cls, table: IrreducibleLosses, report: HoldoutReport) -> "Signs":
+        wrong = None if table.rivals is None else wrong_share(table)
+        return cls(wrong, report.underfit, report.blends_worse)
 
-    That is a third of the price of `HoldoutConfig.robust`, and as good there (docs/lab-notes.md). Labels can be wrong
-    and look right, when a small model finds the noise learnable; but then blends do it no harm.
+    @property
+    def shortcoming(self) -> str | None:
+        """What a larger one would do better, in words; None where this one is enough."""
+        share, missed = self.wrong_share or 0.0, self.underfit or 0.0
+        small = missed > UNDERFIT
+        if share > WRONG:
+            return f"{100 * share:.0f}% of the labels look wrong{', or it is too small for this data' * small}"
+        if not small:
+            return None
+        return f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small"
 
-    Args:
-        config: How the smaller one was.
-        wrong: The share of labels that look wrong to that one.
-        blends_worse: Whether it did worse learning from blends, as `goldiprox.holdout.HoldoutReport` has it.
-    """
-    looks_right = (wrong or 0.0) <= WRONG and blends_worse
-    return replace(config, cleaned=False, mixup="off") if looks_right else config
+    def larger(self, config: HoldoutConfig) -> HoldoutConfig:
+        """How a larger one is trained: where labels look right once, on all of them and without blends.
 
+        That is a third of the price of `HoldoutConfig.robust`, and as good there (docs/lab-notes.md). Labels can be
+        wrong and look right, when a small model finds the noise learnable; but then blends do it no harm.
 
-def looks_wrong(table: IrreducibleLosses) -> float | None:
-    """The share of labels that look wrong; None where the table does not say what was predicted."""
-    return None if table.rivals is None else wrong_share(table)
+        Args:
+            config: How this one was.
+        """
+        looks_right = (self.wrong_share or 0.0) <= WRONG and self.blends_worse
+        return replace(config, cleaned=False, mixup="off") if looks_right else config

@@ -15,7 +15,7 @@ from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
-from goldiprox.enough import AUTO, kinds, larger, looks_wrong, shortcoming
+from goldiprox.enough import AUTO, Signs, kinds
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
@@ -267,18 +267,18 @@ class Stages:
             self.prepared.split.require_holdout()
         how, where = self.config.holdout, {"group": group, "scoring": scoring}
         table, models, reports, total = self._irreducible(name, how, None, **where)
-        wrong, missed, worse, why = looks_wrong(table), reports[0].underfit, reports[0].blends_worse, None
-        short = shortcoming(wrong, missed)
+        signs, why = Signs.of(table, reports[0]), None
+        short = signs.shortcoming
         if short and others:
-            why = {"of": name, "because": short, "wrong_share": wrong, "underfit": missed, "blends_worse": worse}
-            name, how = others[0], larger(how, wrong, worse)
+            why = {"of": name, "because": short, **asdict(signs)}
+            name, how = others[0], signs.larger(how)
             table, models, reports, cost = self._irreducible(name, how, why, **where)
             total.merge(cost)
-            wrong = looks_wrong(table)
+            signs = Signs.of(table, reports[0])
         self._bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        summary = {"name": name, "accuracy": accuracy, "wrong_share": wrong, "cleaned": how.cleaned}
-        summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup", "underfit")}
+        summary = {"name": name, "accuracy": accuracy, "cleaned": how.cleaned, **asdict(signs)}
+        summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup")}
         return table, models, summary | {"shortcoming": None if why else short, "instead": why}
 
     @cached_property

@@ -18,7 +18,7 @@ from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan, UniformOn
 from goldiprox.data import fingerprint, iterate
 from goldiprox.engine import Given, on_device
-from goldiprox.enough import kinds, larger, looks_wrong, shortcoming
+from goldiprox.enough import Signs, kinds
 from goldiprox.errors import ConfigError
 from goldiprox.forward import device_of, generalised_cross_entropy
 from goldiprox.holdout import HoldoutConfig, irreducible_losses
@@ -191,12 +191,11 @@ class Lab:
         found = dict(zip(self.plan.seeds, self._tables_of(first, how, method, offset, self.plan.seeds), strict=True))
         for name in others:
             for seed, run in list(found.items()):
-                asked = {field: run.numbers[field] for field in ("wrong_share", "underfit", "blends_worse")}
-                if short := shortcoming(asked["wrong_share"], asked["underfit"]):
-                    again = larger(how, asked["wrong_share"], asked["blends_worse"])
-                    (other,) = self._tables_of(name, again, method, offset, [seed])
+                signs = Signs(**run.numbers["signs"])
+                if short := signs.shortcoming:
+                    (other,) = self._tables_of(name, signs.larger(how), method, offset, [seed])
                     costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
-                    instead = {"of": first, "because": short, **asked}
+                    instead = {"of": first, "because": short, **asdict(signs)}
                     found[seed] = replace(other, numbers=other.numbers | costs | {"instead": instead})
         return list(found.values())
 
@@ -242,9 +241,7 @@ class Lab:
                     "epoch": reports[0].epoch,
                     "mixup": reports[0].mixup,
                     "cleaned": config.cleaned,
-                    "wrong_share": looks_wrong(table),
-                    "underfit": reports[0].underfit,
-                    "blends_worse": reports[0].blends_worse,
+                    "signs": asdict(Signs.of(table, reports[0])),
                     "il_model": name,
                     "flops": cost.flops,
                     "seconds": cost.seconds,
