@@ -77,7 +77,8 @@ class Idea:
             temperature that is not in standard deviations, ``priced:A:B`` is ``discounted_top_k`` at a price that
             goes from A to B distances of quartiles. ``heavy:W:P`` has a score of its own: P distances of quartiles,
             the irreducible loss counting W times until, by the plain reducible loss, the proxy has overtaken its
-            holdout model; from then on the default.
+            holdout model; from then on the default. ``worn:C:P`` likewise: a time of being kept costs P distances of
+            quartiles and C times the irreducible loss.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
             default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
@@ -168,7 +169,8 @@ IDEAS: dict[str, Idea] = {
 g: the temperature of `gumbel_top_k`. R: the holdout model is a `resnet18`, ten epochs at a decaying rate. D: a
 `small_cnn`, likewise; C: on a holdout that a model of the training side has cleaned. RC: both. R2: two R, T3: three T
 at a decaying rate, their losses and margins averaged. M after any of these: learnt from blends (mixup). A: with or
-without them, whatever does better."""
+without them, whatever does better. K: neither, but calibrated: what `auto` makes of a large one where the holdout looks
+right."""
 
 
 def by_class(c: Any) -> Tensor:
@@ -221,6 +223,7 @@ def score_of(text: str, model: nn.Module, steps: int) -> Callable[[Any], Tensor]
 
 
 HOLDOUTS = {"": SMALL, "last": LAST, "R": LARGE, "D": DECAYED, "C": CLEANED, "RC": BOTH, "R2": TWO, "T3": THREE}
+HOLDOUTS |= {"RK": LARGE | {"calibrated": True}}
 HOLDOUTS |= {"T": DECAYED | {"il_model": "thin16"}, "TC": CLEANED | {"il_model": "thin16"}}
 HOLDOUTS |= {f"{letters}A": HOLDOUTS[letters] | {"mixup": "auto"} for letters in ("R", "RC", "D", "C", "T", "TC")}
 HOLDOUTS |= {f"{letters}M": HOLDOUTS[letters] | MIXED for letters in ("R", "RC", "D", "C", "T", "TC")}
@@ -254,14 +257,10 @@ class World:
         model = build(name, self.data.input_shape, self.data.num_classes or 0, seed=seed, device=self.device)
         return model.to(memory_format=torch.channels_last) if self.last else model  # type: ignore[call-overload]
 
-    def _table(
-        self, il_model: str, seed: int, schedule: Any, checkpoint: Any, max_epochs: int, cleaned: bool, mixup: Any
-    ) -> gp.IrreducibleLosses:
+    def _table(self, il_model: str, seed: int, schedule: Any, max_epochs: int, **more: Any) -> gp.IrreducibleLosses:
         training = gp.TrainingConfig(precision=self.precision, schedule=schedule)
         patience = max_epochs if schedule == "cosine" else 5
-        config = gp.HoldoutConfig(
-            checkpoint, max_epochs=max_epochs, patience=patience, training=training, cleaned=cleaned, mixup=mixup
-        )
+        config = gp.HoldoutConfig(max_epochs=max_epochs, patience=patience, training=training, **more)
         split, model = self.prepared.split, lambda fold: self.build(il_model, seed + 7919 * (fold + 1))
         folds = 0 if len(split.holdout) else 2
         table, models, reports, cost = gp.irreducible_losses(
@@ -271,8 +270,9 @@ class World:
             self.predicted[table.digest] = self._predicted(models[0], reports[0].sharpness)
         accuracy = reports[0].figures["accuracy"]
         print(
-            f"{self.name}, {il_model}, seed {seed}{', cleaned' * cleaned}, mixup {reports[0].mixup}: accuracy on the "
-            f"holdout {accuracy:.4f}, sharpness {reports[0].sharpness:.2f}, FLOPs {cost.flops:.3g}{self.search(table)}",
+            f"{self.name}, {il_model}, seed {seed}{', cleaned' * config.cleaned}, mixup {reports[0].mixup}: accuracy "
+            f"on the holdout {accuracy:.4f}, sharpness {reports[0].sharpness:.2f}, FLOPs {cost.flops:.3g}"
+            f"{self.search(table)}",
             flush=True,
         )
         return table
@@ -305,6 +305,7 @@ class World:
             "max_epochs": 100,
             "cleaned": False,
             "mixup": "off",
+            "calibrated": False,
             "models": 1,
         } | idea.holdout
         count = given.pop("models")
@@ -510,6 +511,27 @@ def heavy(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
     return score, rule
 
 
+def worn(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
+    """Coming back to an example costs the more the less of it can be learnt."""
+    rising, price = (float(part) for part in setting.split(":"))
+    now = discounted_top_k(price, unit="iqr")
+    hard: list[Tensor] = []
+
+    def score(c: Any) -> Tensor:
+        hard[:] = [c.irreducible]
+        return gp.reducible_loss(c)
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any, *, times: Tensor) -> Tensor:
+        overtaken = (scores < 0).sum() > OVERTAKEN * len(scores)
+        later = torch.where(overtaken, scores.clamp(min=0), scores - rising * times * hard[0])
+        spread = now.in_spreads(torch.where(overtaken, scores, later))  # type: ignore[attr-defined]
+        return now(later, ids, keep, key, times=times, spread=spread)
+
+    rule.needs_times = True  # type: ignore[attr-defined]
+    rule.text = f"worn:{setting}"  # type: ignore[attr-defined]
+    return score, rule
+
+
 def absolute(temperature: float) -> Rule:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
         return highest((scores / temperature - (-uniforms(ids, key).log()).log()).float(), ids, keep)
@@ -555,8 +577,8 @@ def chosen_by_proxies(
                 rule = absolute(float(setting))
             elif kind == "priced":
                 rule = priced(setting, steps)
-            elif kind == "heavy":
-                score, rule = heavy(setting)
+            elif kind in ("heavy", "worn"):
+                score, rule = {"heavy": heavy, "worn": worn}[kind](setting)
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}

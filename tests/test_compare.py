@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goldiprox as gp
-from goldiprox.cli.compare import _chosen, _held_out, _overtaken, _unlike
+from goldiprox.cli.compare import _chosen, _held_out, _overtaken, _too_good, _unlike
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import _short, draw
@@ -223,6 +223,7 @@ class TestMethods:
             ("top_k,trusted=0.5", "give 1 or more"),
             ("top_k,mixup=some", "mixup"),
             ("top_k,cleaned=2", "0 or 1"),
+            ("top_k,calibrated=2", "0 or 1"),
             ("top_k,il_schedule=linear", "il_schedule"),
             ("top_k,acquisition=lots", "acquisition"),
         ],
@@ -612,6 +613,25 @@ class TestCommand:
         assert "rank correlation -0.25 after a quarter" in said
         assert said.endswith("try --il-model resnet18")
         assert _unlike(method | {"holdout_models": [{"name": "resnet18"}]}, {"model": "resnet18"}) is None
+
+    @pytest.mark.parametrize(
+        ("ahead", "right", "said"),
+        [
+            ([-0.01, 0.005], [0.9, 0.88], True),
+            ([0.02, -0.01], [0.9, 0.88], False),
+            ([-0.01, 0.005], [0.82, 0.84], False),
+            ([-0.01, 0.005], [None, None], False),
+        ],
+    )
+    def test_a_holdout_model_that_is_too_good(self, ahead, right, said):
+        method = {"early": {"ended_ahead": ahead}, "holdout_models": [{"accuracy": share} for share in right]}
+        uniform = {"budgets": [0.5, 1.0], "accuracy": [{"mean": 0.5}, {"mean": 0.8}]}
+        found = _too_good(method, uniform)
+        assert (found is not None) == said
+        if said:
+            assert "it misses 11.0% of its holdout where the model, trained uniformly, ends by missing 20.0%" in found
+        assert _too_good(method, {"budgets": [0.5], "accuracy": [{"mean": 0.5}]}) is None
+        assert _too_good(None, uniform) is None
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -64,12 +64,13 @@ class AsFloats(nn.Linear):
 
 
 HOLDOUT = gp.HoldoutConfig.robust(gp.TrainingConfig(lr=0.02), max_epochs=4, min_steps=60)
-ONCE = replace(HOLDOUT, cleaned=False, mixup="off")
+ONCE = replace(HOLDOUT, cleaned=False, mixup="off", calibrated=True)
 
 
 def config(data: str = "crosses", **changes) -> RunConfig:
     given = {"proxy": "test_enough:line", "model": "test_enough:network", "holdout": HOLDOUT, "device": "cpu"}
-    data_config = DataConfig(f"test_enough:{data}", noise=changes.pop("noise", 0.0))
+    noise = {name: changes.pop(name, 0.0) for name in ("noise", "holdout_noise")}
+    data_config = DataConfig(f"test_enough:{data}", **noise)
     return RunConfig(data_config, **given | {"candidates": 40, "keep": 8, "epochs": 1} | changes)
 
 
@@ -128,11 +129,48 @@ class TestShortcoming:
         assert self.shortcoming(gp.IrreducibleLosses(torch.ones(5))) == ""
 
     @pytest.mark.parametrize(
-        ("wrong", "blends_worse", "once"),
-        [(None, True, True), (0.0, True, True), (0.02, True, False), (0.0, False, False), (0.0, None, False)],
+        ("wrong", "of_holdout", "error", "right"),
+        [
+            (0.0, 0.0, 0.01, True),
+            (0.0, 0.02, 0.01, True),
+            (0.0, 0.04, 0.01, False),  # the holdout alone is wrong
+            (0.1, 0.0, 0.01, True),
+            (0.1, 0.04, 0.01, True),
+            (0.1, 0.06, 0.01, False),
+            (0.1, 0.04, 0.04, False),  # there is no telling
+            (0.1, None, 0.0, False),
+            (None, None, 0.0, False),
+        ],
     )
-    def test_the_larger_one_is_trained_once_where_labels_look_right(self, wrong, blends_worse, once):
-        assert Signs(wrong, 1.0, blends_worse).larger(HOLDOUT) == (ONCE if once else HOLDOUT)
+    def test_does_the_holdout_look_right(self, wrong, of_holdout, error, right):
+        assert Signs(wrong, 1.0, True, of_holdout, error).holdout_looks_right == right
+
+    @pytest.mark.parametrize(
+        ("wrong", "of_holdout", "blends_worse", "once"),
+        [
+            (0.0, 0.0, True, True),
+            (0.0, 0.0, False, False),  # noise that a small model finds learnable looks so
+            (0.0, 0.0, None, False),
+            (0.0, 0.1, True, False),
+            (0.1, 0.0, True, True),
+            (0.1, 0.0, False, True),  # wrong labels are told, and the holdout has none
+            (0.1, 0.0, None, True),
+            (0.1, 0.1, True, False),
+        ],
+    )
+    def test_the_larger_one_is_trained_once_where_the_holdout_looks_right(self, wrong, of_holdout, blends_worse, once):
+        assert Signs(wrong, 1.0, blends_worse, of_holdout).larger(HOLDOUT) == (ONCE if once else HOLDOUT)
+
+    @pytest.mark.parametrize("of_holdout", [0.0, 0.05, 0.1])
+    def test_judges_miss_fewer_labels_of_a_holdout_that_has_fewer_wrong_ones(self, of_holdout):
+        hard, table = 0.2, self.table(0.1)
+        report = holdout.HoldoutReport(1, 1, {}, Cost(), None, np.arange(1))
+        assert Signs.of(table, report).holdout_wrong_share is None
+        wrong = Signs.of(table, report).wrong_share
+        report.judged = holdout.Judged(1 - (1 - of_holdout) * (1 - hard), 1 - (1 - wrong) * (1 - hard), 0.01)
+        signs = Signs.of(table, report)
+        assert signs.holdout_wrong_share == pytest.approx(of_holdout, abs=1e-9)
+        assert signs.holdout_error == pytest.approx(0.01 / (1 - hard))
 
 
 class TestUnderfit:
@@ -164,7 +202,12 @@ class TestUnderfit:
     def test_a_line_is_too_small_for_crosses(self, data, model, small):
         train, _ = data()
         split = gp.holdout_split(len(train), train.labels)
-        _, _, (report,), _ = gp.irreducible_losses(lambda fold: model((2,), 2), train, split, config=HOLDOUT)
+
+        def make(number: int) -> nn.Module:
+            torch.manual_seed(number)
+            return model((2,), 2)
+
+        _, _, (report,), _ = gp.irreducible_losses(make, train, split, config=HOLDOUT)
         assert (report.underfit > UNDERFIT) == small
 
     def test_it_is_not_known_where_blends_are_not_tried(self):
@@ -195,7 +238,8 @@ class TestUnderfit:
 
 
 class TestRun:
-    def test_a_line_gives_way_to_a_network_and_both_are_paid(self):
+    def test_a_line_gives_way_to_a_network_and_both_are_paid(self, monkeypatch):
+        monkeypatch.setattr(enough, "wrong_share", lambda table: 0.3)
         stages = Stages(config())
         table, _, summary = stages.irreducible()
         assert summary["name"] == "test_enough:network"
@@ -218,7 +262,8 @@ class TestRun:
         assert summary["instead"]["wrong_share"] == 0
         assert summary["instead"]["underfit"] > UNDERFIT
         assert summary["instead"]["blends_worse"] == once
-        assert table.config["holdout"]["cleaned"] == summary["cleaned"] == (not once)
+        assert summary["cleaned"] == (not once)
+        assert table.config["holdout"] == asdict(ONCE if once else HOLDOUT)
         large = Stages(config(il_model="model", seed=seed, holdout=ONCE if once else HOLDOUT))
         small = Stages(config(il_model="proxy", seed=seed))
         assert large.irreducible()[0].digest == table.digest
@@ -238,11 +283,14 @@ class TestRun:
         assert (summary["name"], summary["instead"], summary["shortcoming"]) == ("test_enough:line", None, None)
         assert "instead" not in table.config
 
-    def test_wrong_labels(self):
-        table, _, summary = Stages(config("blobs", noise=0.3)).irreducible()
+    @pytest.mark.parametrize("holdout_noise", [0.0, 0.3])
+    def test_wrong_labels(self, holdout_noise):
+        table, _, summary = Stages(config("blobs", noise=0.3, holdout_noise=holdout_noise)).irreducible()
         assert summary["name"] == "test_enough:network"
         assert "of the labels look wrong" in summary["instead"]["because"]
-        assert table.config["holdout"]["cleaned"]  # all of what withstands them
+        assert summary["instead"]["wrong_share"] == pytest.approx(0.15, abs=0.05)
+        assert summary["instead"]["holdout_wrong_share"] == pytest.approx(holdout_noise / 2, abs=0.05)
+        assert table.config["holdout"]["cleaned"] == bool(holdout_noise)  # where there is something to withstand
 
     @pytest.mark.parametrize("changes", [{"acquisition": "loss"}, {"holdout": gp.HoldoutConfig(max_epochs=1)}])
     def test_nothing_is_asked_that_nothing_goes_by_or_that_cannot_be_told(self, changes):
@@ -299,6 +347,7 @@ class TestCompare:
     def test_seeds_whose_holdout_model_falls_short_get_a_larger_one(self, plan, tmp_path, monkeypatch):
         answers = itertools.cycle(["too small", None])
         monkeypatch.setattr(Signs, "shortcoming", property(lambda signs: next(answers)))
+        monkeypatch.setattr(enough, "wrong_share", lambda table: 0.3)
         lab = Lab(plan, tmp_path, Silent())
         tables, costs = lab.tables(plan.methods[0])
         assert [c["made_by"] for c in costs] == ["test_enough:network", "test_enough:line"]
@@ -318,7 +367,7 @@ class TestCompare:
         tables, costs = lab.tables(Method())
         assert [cost["made_by"] for cost in costs] == ["test_enough:network"] * 2
         assert [cost["cleaned"] for cost in costs] == [True, False]  # blends are worse for the second seed
-        once, own = lab.tables(Method(il_model="model", cleaned=0, mixup="off"))
+        once, own = lab.tables(Method(il_model="model", cleaned=0, mixup="off", calibrated=1))
         _, small = lab.tables(Method(il_model="proxy"))
         assert once[1].digest == tables[1].digest
         assert costs[1]["flops"] == own[1]["flops"] + small[1]["flops"]
@@ -338,8 +387,9 @@ class TestCompare:
         mixed = {"holdout_models": [{"name": n, "cleaned": True, "instead": None} for n in ("a", "b", "a")]}
         assert _made_by(mixed) == "by a for 2 of 3 seeds, by b for 1 of 3 seeds"
         mixed["holdout_models"][1] |= {"cleaned": False, "instead": {"of": "a", "because": "it is small"}}
-        assert "; trained once, since labels look right, for 1 of 3 seeds; a falls short: it is small" in _made_by(
-            mixed
+        assert (
+            "; trained once, since the holdout's labels look right, for 1 of 3 seeds; a falls short: it is small"
+            in _made_by(mixed)
         )
 
 

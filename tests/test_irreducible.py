@@ -220,6 +220,22 @@ def test_blends_unless_the_inner_part_is_clearly_against(blobs, split, monkeypat
         assert same == (better == "off" and not cleaned)
 
 
+def test_calibrated_without_blends(blobs, split):
+    config = fast(calibrated=True)
+    table, (model,), (report,), cost = gp.irreducible_losses(make_mlp, blobs, split, config=config)
+    factor, _ = sharpness(model, blobs, report.inner)
+    assert table.config["sharpness"] == [factor] == [report.sharpness]
+    assert factor != 1
+    sharper = score(model, blobs, split.train, forward=lambda m, x: factor * m(x))
+    torch.testing.assert_close(table.values[split.train], sharper)
+    assert report.underfit is None
+    plain, (same,), _, less = gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+    assert "sharpness" not in plain.config
+    torch.testing.assert_close(plain.values[split.train], score(model, blobs, split.train))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    assert cost.examples_scored == less.examples_scored + len(report.inner)  # which is on the bill
+
+
 def test_tokens_cannot_be_blended(split):
     tokens = gp.TensorData(torch.randint(0, 9, (400, 5)), torch.randint(0, 4, (400,)))
 

@@ -52,16 +52,26 @@ class Signs:
             does not say what it predicts.
         underfit: Of its training, as `goldiprox.holdout.HoldoutReport` has it.
         blends_worse: Likewise.
+        holdout_wrong_share: Of the labels that it was to learn from, those that are wrong if `wrong_share` of the
+            others are, by how many its judges miss of either; None where none were asked.
+        holdout_error: The standard error of that.
     """
 
     wrong_share: float | None
     underfit: float | None
     blends_worse: bool | None
+    holdout_wrong_share: float | None = None
+    holdout_error: float = 0.0
 
     @classmethod
     def of(cls, table: IrreducibleLosses, report: HoldoutReport) -> "Signs":
         wrong = None if table.rivals is None else wrong_share(table)
-        return cls(wrong, report.underfit, report.blends_worse)
+        if wrong is None or report.judged is None:
+            return cls(wrong, report.underfit, report.blends_worse)
+        missed, own, error = report.judged
+        # Wrong labels are missed, of right ones as many on either side: 1 - missed = (1 - wrong) * (1 - hard).
+        scale = (1 - wrong) / max(1 - own, 1e-9)
+        return cls(wrong, report.underfit, report.blends_worse, max(0.0, 1 - scale * (1 - missed)), scale * error)
 
     @property
     def shortcoming(self) -> str | None:
@@ -74,14 +84,30 @@ class Signs:
             return None
         return f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small"
 
-    def larger(self, config: HoldoutConfig) -> HoldoutConfig:
-        """How a larger one is trained: where labels look right once, on all of them and without blends.
+    @property
+    def holdout_looks_right(self) -> bool:
+        """Whether there is nothing in the holdout that a model must withstand, within two standard errors.
 
-        That is a third of the price of `HoldoutConfig.robust`, and as good there (docs/lab-notes.md). Labels can be
-        wrong and look right, when a small model finds the noise learnable; but then blends do it no harm.
+        Where labels of the training side look wrong, those of the holdout must be clearly fewer: what looks wrong to a
+        weak model may be hard, and then is on both sides.
+        """
+        if self.holdout_wrong_share is None or self.wrong_share is None:
+            return False
+        low, high = (self.holdout_wrong_share + 2 * sign * self.holdout_error for sign in (-1, 1))
+        if self.wrong_share <= WRONG:
+            return low <= WRONG
+        return self.holdout_wrong_share < self.wrong_share / 2 and high < self.wrong_share
+
+    def larger(self, config: HoldoutConfig) -> HoldoutConfig:
+        """How a larger one is trained: where the holdout's labels look right once, on all of them and without blends.
+
+        What learns no wrong labels needs no judges. That is a third of the price of `HoldoutConfig.robust`, and better,
+        since judges take right labels away too (docs/lab-notes.md). Where none look wrong on either side, they may be
+        all the same, if a small model finds the noise learnable; but then blends do it no harm.
 
         Args:
             config: How this one was.
         """
-        looks_right = (self.wrong_share or 0.0) <= WRONG and self.blends_worse
-        return replace(config, cleaned=False, mixup="off") if looks_right else config
+        some_look_wrong = (self.wrong_share or 0.0) > WRONG
+        once = self.holdout_looks_right and (some_look_wrong or self.blends_worse)
+        return replace(config, cleaned=False, mixup="off", calibrated=True) if once else config

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from goldiprox.forward import (
     device_of,
     in_precision,
 )
-from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill
+from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill, held_against
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import OnStep, Task, evaluate_on, fit, rate_of
 from goldiprox.optim import TrainingConfig
@@ -57,11 +57,13 @@ class HoldoutConfig:
         mixup: ``on``: learn from blends of two examples (`goldiprox.optim.TrainingConfig.losses`), which leaves less
             room to learn wrong labels by heart; inputs must be numbers that can be blended, not tokens. ``auto``: try
             both, and keep the blends unless they miss more of the inner part, by more than two standard errors (where
-            the loss is not cross-entropy: unless their loss is higher). In both cases logits are made as sharp as the
-            inner part wants them (`goldiprox.assessment.sharpness`), where the loss is cross-entropy.
+            the loss is not cross-entropy: unless their loss is higher). In both cases logits are made as sharp as with
+            `calibrated`.
         cleaned: Models of the other side first judge what is to be learnt from, and labels that they contradict with
             confidence are left out of it (`goldiprox.irreducible.contradicted`). Twice the price; for holdouts with
             wrong labels.
+        calibrated: Logits are made as sharp as the inner part of the holdout wants them
+            (`goldiprox.assessment.sharpness`), so that odds mean what they say; where the loss is cross-entropy.
     """
 
     checkpoint: Checkpoint = "inner"
@@ -73,6 +75,7 @@ class HoldoutConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     mixup: Mixup = "off"
     cleaned: bool = False
+    calibrated: bool = False
 
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
@@ -100,6 +103,20 @@ class HoldoutConfig:
         return cls(training=replace(training, schedule="cosine"), **settings)
 
 
+class Judged(NamedTuple):
+    """How often models of one side contradict the labels of the other.
+
+    Attributes:
+        missed: The share of the other side's labels that they do not predict.
+        own: That of their own side's, of examples that they did not learn from.
+        error: The standard error of the difference.
+    """
+
+    missed: float
+    own: float
+    error: float
+
+
 @dataclass
 class HoldoutReport:
     """How the training of a holdout model went.
@@ -115,6 +132,8 @@ class HoldoutReport:
         sharpness: What its logits were multiplied with for the table.
         underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two.
         blends_worse: Whether blends missed more of the inner part; None where they were not tried.
+        judged: What its judges, models of the other side, miss of the labels that it was to learn from, and of those of
+            their own side; None where none were asked.
     """
 
     epoch: int
@@ -127,6 +146,7 @@ class HoldoutReport:
     sharpness: float = 1.0
     underfit: float | None = None
     blends_worse: bool | None = None
+    judged: Judged | None = None
 
 
 def train_holdout_model(
@@ -240,6 +260,16 @@ def train_holdout_model(
     return HoldoutReport(epoch, best.epoch, figures, history.cost, rate, judge, config.mixup)
 
 
+def _judged(opinions: IrreducibleLosses, judges: list[HoldoutReport], ranks: Ranks | None) -> Judged:
+    _, margin = held_against(opinions)
+    missed, counts = float((margin > 0).mean()), (len(margin), sum(len(judge.inner) for judge in judges))
+    own = 1 - sum(judge.figures["accuracy"] * len(judge.inner) for judge in judges) / counts[1]
+    if ranks:  # judges of other ranks may have been rounded otherwise
+        missed, own = ranks.share(torch.tensor([missed, own], dtype=torch.float64, device=ranks.device)).tolist()
+    shares = zip((missed, own), counts, strict=True)
+    return Judged(missed, own, sum(share * (1 - share) / count for share, count in shares) ** 0.5)
+
+
 def _can_blend(example: Batch) -> bool:
     return isinstance(example.x, Tensor) and example.x.is_floating_point()
 
@@ -305,6 +335,8 @@ def irreducible_losses(
     doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     plain: float | None = None
     worse: bool | None = None
+    judged: Judged | None = None
+    sharpens = (config.calibrated or config.mixup != "off") and loss is cross_entropy
     if config.cleaned:
         if labels is None:
             raise ConfigError(
@@ -331,6 +363,7 @@ def irreducible_losses(
         doubted = opinions.ids[contradicted(opinions, labels)]
         ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
         plain, worse = judges[0].underfit, judges[0].blends_worse
+        judged = _judged(opinions, judges, ranks)
     values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports = [], []
     lowered = in_precision(forward, config.training.precision)
@@ -360,27 +393,29 @@ def irreducible_losses(
                 checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
             )
             total.merge(report.cost)
-            judged, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
-            if config.mixup != "off" and loss is cross_entropy:
+            misses, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
+            if sharpens:
                 passes = {"forward": lowered, "num_workers": num_workers}
                 with total.timed():
-                    factor, judged = sharpness(model, data, report.inner, **passes)
-                    if way == "off" and plain is None:
-                        plain = underfit(model, data, np.setdiff1d(learn, report.inner), judged, **passes)
+                    factor, misses = sharpness(model, data, report.inner, **passes)
+                    if config.mixup != "off" and way == "off" and plain is None:
+                        plain = underfit(model, data, np.setdiff1d(learn, report.inner), misses, **passes)
                         total.add(report.rate, scored=len(report.inner))
                 total.add(report.rate, scored=len(report.inner))
-            if ranks and config.mixup != "off":  # what a GPU rounds otherwise must not make ranks choose otherwise
-                own = judged.new_tensor([factor, -1.0 if plain is None else plain])
-                shared = ranks.share(torch.cat([own, judged]).to(ranks.device)).cpu()
-                factor, judged = shared[0].item(), shared[2:]
+            if ranks and (
+                sharpens or config.mixup != "off"
+            ):  # what a GPU rounds otherwise must not make ranks choose otherwise
+                own = misses.new_tensor([factor, -1.0 if plain is None else plain])
+                shared = ranks.share(torch.cat([own, misses]).to(ranks.device)).cpu()
+                factor, misses = shared[0].item(), shared[2:]
                 plain = None if plain is None else shared[1].item()
             report.sharpness = factor
-            tried.append((judged, model, report))
+            tried.append((misses, model, report))
         # The last learnt from blends, and knows less by heart.
         _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
         ways = [report.mixup]  # the other folds take what was better for the first
         worse = report is tried[0][2] if len(tried) > 1 else worse
-        report.underfit, report.blends_worse = plain, worse
+        report.underfit, report.blends_worse, report.judged = plain, worse, judged
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
         scored = scores and scores.start(made, torch.device("cpu"))
@@ -404,7 +439,8 @@ def irreducible_losses(
         reports.append(report)
     described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
     described |= {"left_out": len(doubted)} if config.cleaned else {}
-    described |= {"mixup": ways[0], "sharpness": [r.sharpness for r in reports]} if config.mixup != "off" else {}
+    described |= {"mixup": ways[0]} if config.mixup != "off" else {}
+    described |= {"sharpness": [r.sharpness for r in reports]} if sharpens or config.mixup != "off" else {}
     losses, rival, margin = values.unbind(1)
     against = None if margin.isnan().all() else Rivals(rival, margin)
     table = IrreducibleLosses(

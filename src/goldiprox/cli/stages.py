@@ -91,7 +91,7 @@ def irreducible(
         f"({summary['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
     )
     if instead := summary["instead"]:
-        how = "" if summary["cleaned"] else " Labels look right, so it was trained once."
+        how = "" if summary["cleaned"] else " The labels of the holdout look right, so it was trained once."
         out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.{how}")
     elif summary["shortcoming"] and asked == AUTO and model is None and config.holdout.cleaned:
         out.print(f"It falls short: {summary['shortcoming']}. Say what it is for: --model NAME --force.")

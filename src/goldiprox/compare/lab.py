@@ -181,6 +181,7 @@ class Lab:
             tables.append(IrreducibleLosses.combined(each, method.combine) if len(each) > 1 else each[0])
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
             costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
+            costs[-1]["accuracy"] = float(np.mean([run.numbers["accuracy"] for run in runs]))
             costs[-1]["cleaned"] = all(run.numbers["cleaned"] for run in runs)
             costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
@@ -208,6 +209,7 @@ class Lab:
             min_steps=0 if method.holdout_epochs else base.min_steps,
             mixup=method.mixup or base.mixup,
             cleaned=self._cleaned(method),
+            calibrated=base.calibrated if method.calibrated is None else bool(method.calibrated),
             training=replace(base.training, schedule=method.il_schedule or base.training.schedule),
         )
 

@@ -34,6 +34,8 @@ class Method:
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
         cleaned: 1 leaves holdout labels out that a model of the training side contradicts with confidence; 0 does not.
+        calibrated: 1 makes the logits of the holdout model as sharp as its inner part wants them, as is always
+            done where it may learn from blends; 0 does not.
         trusted: The odds at which labels are left out that the holdout model contradicts; 0 for none.
         window: Steps among which what was chosen is shuffled when the large model trains on it, see
             `goldiprox.Sequence.shuffled`; 0 for the default there, 1 for the order of the proxy.
@@ -55,6 +57,7 @@ class Method:
     il_models: int = 1
     combine: Combined = "losses"
     cleaned: int | None = None
+    calibrated: int | None = None
     trusted: float | None = None
     window: int | None = None
     robust: float = 0.0
@@ -87,11 +90,11 @@ class Method:
                 raise ConfigError(f"{name}={value}: at least 1 is needed")
         if self.folds not in (None, 0) and self.folds < 2:
             raise ConfigError(f"folds={self.folds}: give 2 or more, or 0 to learn from the holdout")
-        if (self.window or 0) < 0 or self.cleaned not in (None, 0, 1):
-            raise ConfigError(
-                f"window={self.window}, cleaned={self.cleaned}: a window is a number of steps, or 0 for the default; "
-                f"cleaned is 0 or 1"
-            )
+        if (self.window or 0) < 0:
+            raise ConfigError(f"window={self.window}: a window is a number of steps, or 0 for the default")
+        for name in ("cleaned", "calibrated"):
+            if getattr(self, name) not in (None, 0, 1):
+                raise ConfigError(f"{name}={getattr(self, name)}: give 0 or 1")
         if self.trusted:
             check_odds(self.trusted)
         if self.robust:

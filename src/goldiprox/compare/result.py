@@ -113,7 +113,7 @@ class Uniform:
 
 def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) -> dict[str, Any]:
     """One method's runs, judged."""
-    nothing = {"flops": 0, "seconds": 0.0, "made_by": None, "cleaned": None, "instead": None}
+    nothing = {"flops": 0, "seconds": 0.0, "made_by": None, "accuracy": None, "cleaned": None, "instead": None}
     tables, costs = lab.tables(method) if lab.needs_table(method) else ([], [nothing])
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
@@ -126,7 +126,9 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
         | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))}
         | {"below_floor": below_floor(lab, method, proxy)},
         "chance": None if drawn is None else asdict(interval(drawn)),
-        "holdout_models": [{"name": c["made_by"], "cleaned": c["cleaned"], "instead": c["instead"]} for c in costs],
+        "holdout_models": [
+            {"name": c["made_by"]} | {k: c[k] for k in ("accuracy", "cleaned", "instead")} for c in costs
+        ],
         "cost": {"holdout": holdout, "proxy": choosing},
         "proxy_accuracy": asdict(interval(_final(proxy))),
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
