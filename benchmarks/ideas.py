@@ -13,11 +13,11 @@ learning rate decays.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import goldiprox as gp
 from goldiprox.data import iterate, load
 from goldiprox.engine import Given
-from goldiprox.forward import call, in_precision
+from goldiprox.forward import call, cross_entropy, in_precision
 from goldiprox.irreducible import contradicted, rivals
 from goldiprox.loop import Task, evaluate_on, fit_together, outputs
 from goldiprox.models import MODELS, build
@@ -91,6 +91,10 @@ class Idea:
         other: Added to the proxy's seed. With 0 a proxy of the large model's kind begins with that model's weights, and
             its list in its own order is that model selecting for itself.
         proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
+        merged: Instead, an example has its turns as often, and when, as it has them on average over the proxies.
+        members: How many networks a proxy is made of; its loss is the mean of theirs, each learns by its own.
+        pace: The proxy keeps, and learns from, so many times what the list holds, which is every so manieth of it.
+        rate: The proxy's learning rate at the beginning; with 1e-9 it never learns.
         spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
             irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
         weight: Losses are weighted with this power of how often an example is in the list.
@@ -109,10 +113,22 @@ class Idea:
     late: float = 0.0
     other: int = 0
     proxies: int = 1
+    merged: bool = False
+    members: int = 1
+    pace: int = 1
+    rate: float = 1e-3
     spread: float = 0.0
     weight: float = 0.0
     soft: float = 0.0
     smooth: float = 0.0
+
+
+class Wanted(NamedTuple):
+    """A list to be made: an idea, the name it is written down under, and the seed of all that is random."""
+
+    name: str
+    idea: Idea
+    seed: int
 
 
 S, T = Idea("small_cnn"), Idea("thin16")
@@ -212,6 +228,8 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "weighted": lambda c: (-c.irreducible).exp() * (1 - (-c.loss).exp()),
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
+    "easy": lambda c: -c.irreducible,
+    "doubt": lambda c: 1 - (-c.loss).exp() - c.irreducible,
 }
 
 
@@ -256,6 +274,10 @@ class World:
     def build(self, name: str, seed: int) -> nn.Module:
         model = build(name, self.data.input_shape, self.data.num_classes or 0, seed=seed, device=self.device)
         return model.to(memory_format=torch.channels_last) if self.last else model  # type: ignore[call-overload]
+
+    def proxy(self, idea: Idea, seed: int) -> nn.Module:
+        members = [self.build(idea.proxy, seed + 10_000 * number) for number in range(idea.members)]
+        return Members(members) if idea.members > 1 else members[0]
 
     def _table(self, il_model: str, seed: int, schedule: Any, max_epochs: int, **more: Any) -> gp.IrreducibleLosses:
         training = gp.TrainingConfig(precision=self.precision, schedule=schedule)
@@ -452,8 +474,8 @@ def parsed(text: str) -> Idea:
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
     letters, _, epochs = values.get("holdout", "").partition("/")
     values["holdout"] = HOLDOUTS[letters] | ({"max_epochs": int(epochs)} if epochs else {})
-    numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies"), int)
-    numbers |= dict.fromkeys(("until", "late", "spread", "weight", "soft", "smooth"), float)
+    numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies", "members", "pace"), int) | {"merged": bool}
+    numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
@@ -544,30 +566,27 @@ def gated(score: Callable[[Any], Tensor], out: Tensor) -> Callable[[Any], Tensor
     return lambda c: torch.where(out[c.ids], torch.full_like(c.loss, OUT), score(c))
 
 
-def chosen(
-    world: World, ideas: dict[str, Idea], steps: int, seed: int, at_once: int
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The ids of every idea, a row for each step; some proxies at once."""
-    for name, idea in ideas.items():
+def chosen(world: World, wanted: Sequence[Wanted], steps: int, at_once: int) -> Iterator[tuple[Wanted, np.ndarray]]:
+    """The ids of every list, a row for each step; some proxies at once."""
+    for one in wanted:
+        idea, seed = one.idea, one.seed
         if not idea.proxy:
             ids = world.drawn(world.left_out(idea, seed), idea.until, steps, KEEP, seed)
             if idea.spread:
                 ids = world.uneven(world.table_of(idea, seed), idea.spread, steps, KEEP, seed)
-            yield name, arranged(world, idea, ids, len(world.train), seed)
-    proxies = [(name, idea) for name, idea in ideas.items() if idea.proxy]
-    for first in range(0, len(proxies), at_once):
-        yield from chosen_by_proxies(world, proxies[first : first + at_once], steps, seed)
+            yield one, arranged(world, idea, ids, len(world.train), seed)
+    by_proxies = [one for one in wanted if one.idea.proxy]
+    for first in range(0, len(by_proxies), at_once):
+        yield from chosen_by_proxies(world, by_proxies[first : first + at_once], steps)
 
 
-def chosen_by_proxies(
-    world: World, proxies: list[tuple[str, Idea]], steps: int, seed: int
-) -> Iterator[tuple[str, np.ndarray]]:
+def chosen_by_proxies(world: World, wanted: Sequence[Wanted], steps: int) -> Iterator[tuple[Wanted, np.ndarray]]:
     each, models, passes = [], [], KEEP * steps / len(world.train)
-    for _, idea in proxies:
+    for _, idea, seed in wanted:
         out = world.left_out(idea, seed)
         for number in range(idea.proxies):
             own = seed + idea.other + 100 * number
-            model, pool = world.build(idea.proxy, own), world.train[~out[world.train]]
+            model, pool = world.proxy(idea, own), world.train[~out[world.train]]
             score = score_of(idea.score, model, steps)
             kind, _, setting = idea.rule.partition(":")
             if kind == "counted":
@@ -582,16 +601,49 @@ def chosen_by_proxies(
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}
-            each.append(given | {"seed": own})
+            loss = mean_of_members if idea.members > 1 else cross_entropy
+            config = gp.TrainingConfig(lr=idea.rate, schedule="cosine", precision=world.precision)
+            each.append(given | {"seed": own, "keep": KEEP * idea.pace, "loss": loss, "config": config})
             models.append(model)
-    config = gp.TrainingConfig(schedule="cosine", precision=world.precision)
-    recordings = iter(record_many(models, world.data, each=each, keep=KEEP, steps=steps, config=config))
+    recordings = iter(record_many(models, world.data, each=each, steps=steps))
     pools = iter(len(given["ids"]) for given in each)
-    for name, idea in proxies:
-        lists = np.stack([next(recordings).ids.reshape(steps, KEEP) for _ in range(idea.proxies)])  # type: ignore[union-attr]
-        mixed = np.choose(np.random.default_rng(seed).integers(len(lists), size=lists[0].shape), lists)
+    for one in wanted:
+        idea, seed = one.idea, one.seed
+        made = [next(recordings).ids.reshape(steps, -1)[:, :: idea.pace] for _ in range(idea.proxies)]  # type: ignore[union-attr]
+        lists, draw = np.stack(made), np.random.default_rng(seed)
+        mixed = np.choose(draw.integers(len(lists), size=lists[0].shape), lists)
         pool, *_ = (next(pools) for _ in range(idea.proxies))
-        yield name, arranged(world, idea, mixed, pool, seed)
+        yield one, arranged(world, idea, merged(lists, draw) if idea.merged else mixed, pool, seed)
+
+
+class Members(nn.Module):
+    """Several networks side by side."""
+
+    def __init__(self, members: Sequence[nn.Module]):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self.members], 2)
+
+
+def mean_of_members(output: Tensor, y: Tensor) -> Tensor:
+    """The mean of the losses of `Members`."""
+    return nn.functional.cross_entropy(output, y[:, None].expand(-1, output.shape[2]), reduction="none").mean(1)
+
+
+def merged(lists: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """One list of several: of all turns of an example, in their order, one of every so many as there are lists."""
+    flat = lists.transpose(1, 0, 2).reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    turn = np.empty(len(flat), np.int64)
+    turn[order] = np.arange(len(flat)) - np.searchsorted(flat[order], flat[order])
+    offset = draw.integers(len(lists), size=flat.max() + 1)
+    rows = flat[(turn + offset[flat]) % len(lists) == 0]
+    missing = len(flat) // len(lists) - len(rows)  # a few more or less than there is room for, by the offsets
+    rows = rows[draw.permutation(len(rows))[:missing].argsort()] if missing < 0 else rows
+    rows = np.concatenate([rows, draw.choice(rows, max(0, missing))])
+    return rows.reshape(lists.shape[1:])
 
 
 def arranged(world: World, idea: Idea, ids: np.ndarray, pool: int, seed: int) -> np.ndarray:
@@ -629,38 +681,37 @@ def alike(part: np.ndarray, labels: np.ndarray, losses: np.ndarray, seed: int) -
     return np.stack([block[draw.permutation(len(part))] for block in order.reshape(KEEP, len(part))], 1)
 
 
-def trained(world: World, lists: list[tuple[Idea, np.ndarray]], model: str, seed: int) -> list[list[tuple[int, float]]]:
+def trained(
+    world: World, lists: Sequence[tuple[Wanted, np.ndarray]], model: str, evaluations: int = 12
+) -> list[list[tuple[int, float]]]:
     """The accuracies of the large model, on each list, as it is trained."""
     config, tasks = gp.TrainingConfig(schedule="cosine", precision=world.precision), []
-    for idea, ids in lists:
+    for (_, idea, seed), ids in lists:
         rows = torch.as_tensor(np.ascontiguousarray(world.shown(ids))).to(world.device)
         batches = iterate(world.numbered, iter(rows.cpu()), device=world.device, seed=seed)
         feed = Given(world.numbered, lambda first, count, rows=rows: rows[first : first + count], batches)
-        every = max(1, len(ids) // 12)
-        shown = feed if world.device.type == "cuda" else batches
         tasks.append(
             Task(
                 world.build(model, seed),
-                shown,
+                feed if world.device.type == "cuda" else batches,
                 steps=len(ids),
                 config=config,
                 loss=world.loss(idea, ids, seed),
                 seed=seed,
                 evaluate=world.evaluate,
-                eval_every=every,
+                eval_every=max(1, len(ids) // evaluations),
             )
         )
     return [[(e["step"], round(e["accuracy"], 4)) for e in h.evaluations] for h in fit_together(tasks)]
 
 
 def write_trials(
-    world: World, lists: list[tuple[str, Idea, np.ndarray]], model: str, seed: int, at_once: int, out: IO[str]
+    world: World, lists: Sequence[tuple[Wanted, np.ndarray]], model: str, at_once: int, out: IO[str], **more: int
 ) -> None:
     """Trains the large model on every list, some at a time: a line for each, to look at and to keep."""
     for first in range(0, len(lists), at_once):
         part = lists[first : first + at_once]
-        curves = trained(world, [(idea, ids) for _, idea, ids in part], model, seed)
-        for (name, idea, ids), curve in zip(part, curves, strict=True):
+        for ((name, idea, seed), ids), curve in zip(part, trained(world, part, model, **more), strict=True):
             line = {"idea": name, "world": world.name, "data seed": world.data_seed, "seed": seed}
             line |= {"accuracy": curve[-1][1]}
             line |= world.figures(ids)
@@ -696,8 +747,8 @@ def main() -> None:
         for title in a.worlds:
             world = World(a.data, title, source, a.precision, a.data_seed, a.copies)
             for seed in a.seeds:
-                lists = list(chosen(world, ideas, a.steps, seed, a.at_once))
-                write_trials(world, [(n, ideas[n], ids) for n, ids in lists], a.model, seed, a.at_once, out)
+                wanted = [Wanted(name, idea, seed) for name, idea in ideas.items()]
+                write_trials(world, list(chosen(world, wanted, a.steps, a.at_once)), a.model, a.at_once, out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ideas import HOLDOUTS, KEEP, Idea, World, chosen_by_proxies
+from ideas import HOLDOUTS, KEEP, Idea, Wanted, World, chosen_by_proxies
 from torch import Tensor, nn
 
 import goldiprox as gp
@@ -109,7 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     world = World(args.data, "clean", load(args.data), "bf16" if torch.cuda.is_available() else "fp32", args.data_seed)
     for seed in args.seeds:
-        ((_, lists),) = chosen_by_proxies(world, [("list", idea(args))], 2 * args.steps, seed)
+        ((_, lists),) = chosen_by_proxies(world, [Wanted("list", idea(args), seed)], 2 * args.steps)
         histories = fit_together([task(world, way, lists, args, seed) for way in WAYS])
         for way, history in zip(WAYS, histories, strict=True):
             line = {"way": way, "seed": seed, "accuracy": history.final["accuracy"]}

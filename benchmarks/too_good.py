@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ideas import WORLDS, Idea, World, augmented, chosen, write_trials
+from ideas import WORLDS, Idea, Wanted, World, augmented, chosen, write_trials
 from torch import Tensor, nn
 
 import goldiprox as gp
@@ -157,8 +157,8 @@ def main() -> None:
     world, ideas = Judging(a.data, a.world, load(a.data), a.precision), {t: parsed(t, a.proxy) for t in a.lists}
     with a.out.open("a") as out:
         for seed in a.seeds:
-            lists = [(name, ideas[name], ids) for name, ids in chosen(world, ideas, a.steps, seed, a.at_once)]
-            write_trials(world, lists, a.model, seed, a.at_once, out)
+            wanted = [Wanted(name, idea, seed) for name, idea in ideas.items()]
+            write_trials(world, list(chosen(world, wanted, a.steps, a.at_once)), a.model, a.at_once, out)
 
 
 if __name__ == "__main__":

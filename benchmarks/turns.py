@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ideas import HOLDOUTS, KEEP, WORLDS, Idea, World, chosen, write_trials
+from ideas import HOLDOUTS, KEEP, WORLDS, Idea, Wanted, World, chosen, write_trials
 from ideas import parsed as idea_of
 
 from goldiprox.data import load
@@ -143,15 +143,17 @@ def main() -> None:
     with a.out.open("a") as out:
         for seed in a.seeds:
             if f"default {seed}" not in kept:
-                made = dict(chosen(world, {"default": base}, a.steps, seed, a.at_once))["default"]
+                ((_, made),) = chosen(world, [Wanted("default", base, seed)], a.steps, a.at_once)
                 kept |= {f"losses {seed}": world.table_of(base, seed).values.numpy(), f"default {seed}": made}
             losses, default = kept[f"losses {seed}"], kept[f"default {seed}"].astype(np.int64)
-            lists = {"default": default} | dict(chosen(world, {"uniform": Idea(), **more}, a.steps, seed, a.at_once))
+            others = [Wanted(name, idea, seed) for name, idea in ({"uniform": Idea()} | more).items()]
+            made = chosen(world, others, a.steps, a.at_once)
+            lists = {"default": default} | {one.name: ids for one, ids in made}
             for text in a.plans:
                 if text not in lists:
                     lists[text] = planned(parsed(text), world, losses, default, a.steps, seed)
-            wanted = [(text, Idea(), lists[text]) for text in (*a.plans, *more)]
-            write_trials(world, wanted, a.model, seed, a.at_once, out)
+            wanted = [(Wanted(text, Idea(), seed), lists[text]) for text in (*a.plans, *more)]
+            write_trials(world, wanted, a.model, a.at_once, out)
             if a.lists:
                 np.savez_compressed(a.lists, **kept)  # type: ignore[arg-type]
 
