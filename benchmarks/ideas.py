@@ -70,15 +70,16 @@ class Idea:
     Attributes:
         proxy: Chooses; without one, chance does.
         score: What the proxy goes by; ``averaged:D`` is the reducible loss by a running average of its weights, a share
-            D of which is kept at every step; ``ramped:A:B`` takes A times the irreducible loss off at the beginning of
-            the run and B times at its end.
+            D of which is kept at every step; ``bounded:Q`` has ``(1 - p ** Q) / Q`` in place of the loss, so that
+            far from learnt counts little more than not learnt; ``ramped:A:B`` takes A times the irreducible loss off at
+            the beginning of the run and B times at its end; ``easy`` goes by the irreducible loss alone.
         rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
             temperature that is not in standard deviations, ``priced:A:B`` is ``discounted_top_k`` at a price that
-            goes from A to B distances of quartiles. ``heavy:W:P`` has a score of its own: P distances of quartiles,
-            the irreducible loss counting W times until, by the plain reducible loss, the proxy has overtaken its
-            holdout model; from then on the default. ``worn:C:P`` likewise: a time of being kept costs P distances of
-            quartiles and C times the irreducible loss.
+            goes from A to B distances of quartiles, ``nats:C`` at C units of the loss for as many turns as there are
+            passes. ``heavy:W:P`` has its own score: P distances of quartiles, the irreducible loss counting W times
+            until, by the plain reducible loss, the proxy has overtaken its holdout model; from then on the default.
+            ``worn:C:P`` likewise: a time of being kept costs P distances of quartiles and C times the irreducible loss.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
             default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
@@ -217,6 +218,11 @@ def ramped(setting: str, steps: int) -> Callable[[Any], Tensor]:
     return lambda c: c.loss - (begin + (end - begin) * (c.step / steps)) * c.irreducible
 
 
+def bounded(q: float) -> Callable[[Any], Tensor]:
+    """The generalised cross-entropy less the irreducible loss: however far from learnt, it is 1 / q at most."""
+    return lambda c: (1 - (-q * c.loss).exp()) / q - c.irreducible
+
+
 SCORES: dict[str, Callable[[Any], Tensor]] = {
     "reducible": gp.reducible_loss,
     "clipped": lambda c: gp.reducible_loss(c).clamp(min=0),
@@ -229,7 +235,6 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
     "easy": lambda c: -c.irreducible,
-    "doubt": lambda c: 1 - (-c.loss).exp() - c.irreducible,
 }
 
 
@@ -237,6 +242,8 @@ def score_of(text: str, model: nn.Module, steps: int) -> Callable[[Any], Tensor]
     name, _, setting = text.partition(":")
     if name == "averaged":
         return averaged(model, float(setting))
+    if name == "bounded":
+        return bounded(float(setting))
     return ramped(setting, steps) if name == "ramped" else SCORES[name]
 
 
@@ -512,6 +519,18 @@ def priced(setting: str, steps: int) -> Rule:
     return rule
 
 
+def in_nats(setting: str, passes: float) -> Rule:
+    """`discounted_top_k` at a price in units of the loss: so many for as many turns as there are passes."""
+    whole = discounted_top_k(float(setting) / passes)
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any, *, times: Tensor) -> Tensor:
+        return whole(scores, ids, keep, key, times=times, spread=torch.ones((), dtype=torch.float64, device=ids.device))
+
+    rule.needs_times = True  # type: ignore[attr-defined]
+    rule.text = f"nats:{setting}"  # type: ignore[attr-defined]
+    return rule
+
+
 def heavy(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
     """A score in which the irreducible loss counts more, with a floor that goes by the plain reducible loss."""
     weight, price = (float(part) for part in setting.split(":"))
@@ -596,6 +615,8 @@ def chosen_by_proxies(world: World, wanted: Sequence[Wanted], steps: int) -> Ite
                 rule = absolute(float(setting))
             elif kind == "priced":
                 rule = priced(setting, steps)
+            elif kind == "nats":
+                rule = in_nats(setting, passes)
             elif kind in ("heavy", "worn"):
                 score, rule = {"heavy": heavy, "worn": worn}[kind](setting)
             else:
