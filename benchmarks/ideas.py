@@ -92,7 +92,6 @@ class Idea:
         other: Added to the proxy's seed. With 0 a proxy of the large model's kind begins with that model's weights, and
             its list in its own order is that model selecting for itself.
         proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
-        merged: Instead, an example has its turns as often, and when, as it has them on average over the proxies.
         members: How many networks a proxy is made of; its loss is the mean of theirs, each learns by its own.
         pace: The proxy keeps, and learns from, so many times what the list holds, which is every so manieth of it.
         rate: The proxy's learning rate at the beginning; with 1e-9 it never learns.
@@ -114,7 +113,6 @@ class Idea:
     late: float = 0.0
     other: int = 0
     proxies: int = 1
-    merged: bool = False
     members: int = 1
     pace: int = 1
     rate: float = 1e-3
@@ -481,7 +479,7 @@ def parsed(text: str) -> Idea:
     values: dict[str, Any] = dict(setting.split("=", 1) for setting in text.split(","))
     letters, _, epochs = values.get("holdout", "").partition("/")
     values["holdout"] = HOLDOUTS[letters] | ({"max_epochs": int(epochs)} if epochs else {})
-    numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies", "members", "pace"), int) | {"merged": bool}
+    numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies", "members", "pace"), int)
     numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
@@ -631,10 +629,10 @@ def chosen_by_proxies(world: World, wanted: Sequence[Wanted], steps: int) -> Ite
     for one in wanted:
         idea, seed = one.idea, one.seed
         made = [next(recordings).ids.reshape(steps, -1)[:, :: idea.pace] for _ in range(idea.proxies)]  # type: ignore[union-attr]
-        lists, draw = np.stack(made), np.random.default_rng(seed)
-        mixed = np.choose(draw.integers(len(lists), size=lists[0].shape), lists)
+        lists = np.stack(made)
+        mixed = np.choose(np.random.default_rng(seed).integers(len(lists), size=lists[0].shape), lists)
         pool, *_ = (next(pools) for _ in range(idea.proxies))
-        yield one, arranged(world, idea, merged(lists, draw) if idea.merged else mixed, pool, seed)
+        yield one, arranged(world, idea, mixed, pool, seed)
 
 
 class Members(nn.Module):
@@ -651,20 +649,6 @@ class Members(nn.Module):
 def mean_of_members(output: Tensor, y: Tensor) -> Tensor:
     """The mean of the losses of `Members`."""
     return nn.functional.cross_entropy(output, y[:, None].expand(-1, output.shape[2]), reduction="none").mean(1)
-
-
-def merged(lists: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """One list of several: of all turns of an example, in their order, one of every so many as there are lists."""
-    flat = lists.transpose(1, 0, 2).reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    turn = np.empty(len(flat), np.int64)
-    turn[order] = np.arange(len(flat)) - np.searchsorted(flat[order], flat[order])
-    offset = draw.integers(len(lists), size=flat.max() + 1)
-    rows = flat[(turn + offset[flat]) % len(lists) == 0]
-    missing = len(flat) // len(lists) - len(rows)  # a few more or less than there is room for, by the offsets
-    rows = rows[draw.permutation(len(rows))[:missing].argsort()] if missing < 0 else rows
-    rows = np.concatenate([rows, draw.choice(rows, max(0, missing))])
-    return rows.reshape(lists.shape[1:])
 
 
 def arranged(world: World, idea: Idea, ids: np.ndarray, pool: int, seed: int) -> np.ndarray:
