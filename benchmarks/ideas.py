@@ -93,7 +93,7 @@ class Idea:
             its list in its own order is that model selecting for itself.
         proxies: How many choose, from other seeds; every place of the list is that of one of them, by chance.
         members: How many networks a proxy is made of; its loss is the mean of theirs, each learns by its own.
-        pace: The proxy keeps, and learns from, so many times what the list holds, which is every so manieth of it.
+        pace: The proxy keeps, and learns from, so many times what the list holds; with 2 that is every second one.
         rate: The proxy's learning rate at the beginning; with 1e-9 it never learns.
         spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
             irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
@@ -232,7 +232,7 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "weighted": lambda c: (-c.irreducible).exp() * (1 - (-c.loss).exp()),
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
-    "easy": lambda c: -c.irreducible,
+    "easy": gp.irreducible_loss,
 }
 
 
