@@ -72,7 +72,8 @@ class Idea:
         score: What the proxy goes by; ``averaged:D`` is the reducible loss by a running average of its weights, a share
             D of which is kept at every step; ``bounded:Q`` has ``(1 - p ** Q) / Q`` in place of the loss, so that
             far from learnt counts little more than not learnt; ``ramped:A:B`` takes A times the irreducible loss off at
-            the beginning of the run and B times at its end; ``easy`` goes by the irreducible loss alone.
+            the beginning of the run and B times at its end; ``easy`` goes by the irreducible loss alone, ``sure`` by
+            the probability of the label that it stands for; ``capped:B`` has a loss of B at most.
         rule: As on the command line; ``counted:L`` takes L standard deviations off a score for each time that an
             example was kept (``counted:L/N``: with Gumbel noise N times as large), ``absolute:T`` is Gumbel top-k at a
             temperature that is not in standard deviations, ``priced:A:B`` is ``discounted_top_k`` at a price that
@@ -80,6 +81,7 @@ class Idea:
             passes. ``heavy:W:P`` has its own score: P distances of quartiles, the irreducible loss counting W times
             until, by the plain reducible loss, the proxy has overtaken its holdout model; from then on the default.
             ``worn:C:P`` likewise: a time of being kept costs P distances of quartiles and C times the irreducible loss.
+            ``fading:A:P``: the proxy's loss counts ``(1 + times) ** -A``, what is left is the irreducible loss.
         holdout: How the holdout model is made.
         gate: What is left out: ``wrong`` (what was really damaged), ``confident`` (contradicted so), ``fair`` (the
             default), ``second`` (of that, what a second model contradicts at 10 to 1 as well: one of the holdout
@@ -98,6 +100,7 @@ class Idea:
         spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
             irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
         weight: Losses are weighted with this power of how often an example is in the list.
+        trust: Losses are weighted with this power of the holdout model's probability of the label.
         soft: The share of the holdout model's prediction in the target.
         smooth: The share of all classes alike in the target.
     """
@@ -118,6 +121,7 @@ class Idea:
     rate: float = 1e-3
     spread: float = 0.0
     weight: float = 0.0
+    trust: float = 0.0
     soft: float = 0.0
     smooth: float = 0.0
 
@@ -221,6 +225,11 @@ def bounded(q: float) -> Callable[[Any], Tensor]:
     return lambda c: (1 - (-q * c.loss).exp()) / q - c.irreducible
 
 
+def capped(bound: float) -> Callable[[Any], Tensor]:
+    """The loss, of ``bound`` at most, less the irreducible one."""
+    return lambda c: c.loss.clamp(max=bound) - c.irreducible
+
+
 SCORES: dict[str, Callable[[Any], Tensor]] = {
     "reducible": gp.reducible_loss,
     "clipped": lambda c: gp.reducible_loss(c).clamp(min=0),
@@ -233,6 +242,7 @@ SCORES: dict[str, Callable[[Any], Tensor]] = {
     "squared": lambda c: (-2 * c.irreducible).exp() * (1 - (-c.loss).exp()),
     "by class": by_class,
     "easy": gp.irreducible_loss,
+    "sure": gp.predictability,
 }
 
 
@@ -242,6 +252,8 @@ def score_of(text: str, model: nn.Module, steps: int) -> Callable[[Any], Tensor]
         return averaged(model, float(setting))
     if name == "bounded":
         return bounded(float(setting))
+    if name == "capped":
+        return capped(float(setting))
     return ramped(setting, steps) if name == "ramped" else SCORES[name]
 
 
@@ -392,6 +404,8 @@ class World:
             target = (1 - idea.soft) * target + idea.soft * predicted
         times = torch.as_tensor(np.bincount(ids.reshape(-1), minlength=len(labels)), device=self.device).float()
         weight = times.clamp(min=1) ** idea.weight
+        if idea.trust:
+            weight = weight * (-idea.trust * self.table_of(idea, seed).values.to(self.device).nan_to_num()).exp()
         weight = weight / ((weight * times).sum() / times.sum())
         return lambda output, y: -weight[y] * (target[y] * output.float().log_softmax(1)).sum(1)
 
@@ -480,7 +494,7 @@ def parsed(text: str) -> Idea:
     letters, _, epochs = values.get("holdout", "").partition("/")
     values["holdout"] = HOLDOUTS[letters] | ({"max_epochs": int(epochs)} if epochs else {})
     numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies", "members", "pace"), int)
-    numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "soft", "smooth"), float)
+    numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "trust", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 
@@ -571,6 +585,24 @@ def worn(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
     return score, rule
 
 
+def fading(setting: str) -> tuple[Callable[[Any], Tensor], Rule]:
+    """The more often an example was kept, the less the proxy has to say about it."""
+    power, price = (float(part) for part in setting.split(":"))
+    now = discounted_top_k(price, unit="iqr")
+    hard: list[Tensor] = []
+
+    def score(c: Any) -> Tensor:
+        hard[:] = [c.irreducible]
+        return c.loss
+
+    def rule(scores: Tensor, ids: Tensor, keep: int, key: Any, *, times: Tensor) -> Tensor:
+        return now(scores * (1 + times) ** -power - hard[0], ids, keep, key, times=times)
+
+    rule.needs_times = True  # type: ignore[attr-defined]
+    rule.text = f"fading:{setting}"  # type: ignore[attr-defined]
+    return score, rule
+
+
 def absolute(temperature: float) -> Rule:
     def rule(scores: Tensor, ids: Tensor, keep: int, key: Any) -> Tensor:
         return highest((scores / temperature - (-uniforms(ids, key).log()).log()).float(), ids, keep)
@@ -615,8 +647,8 @@ def chosen_by_proxies(world: World, wanted: Sequence[Wanted], steps: int) -> Ite
                 rule = priced(setting, steps)
             elif kind == "nats":
                 rule = in_nats(setting, passes)
-            elif kind in ("heavy", "worn"):
-                score, rule = {"heavy": heavy, "worn": worn}[kind](setting)
+            elif kind in ("heavy", "worn", "fading"):
+                score, rule = {"heavy": heavy, "worn": worn, "fading": fading}[kind](setting)
             else:
                 rule = make_rule(idea.rule, steps=steps, passes=passes)
             given = {"irreducible": world.table_of(idea, seed), "acquisition": score, "rule": rule, "ids": pool}
@@ -717,7 +749,7 @@ def write_trials(
     for first in range(0, len(lists), at_once):
         part = lists[first : first + at_once]
         for ((name, idea, seed), ids), curve in zip(part, trained(world, part, model, **more), strict=True):
-            line = {"idea": name, "world": world.name, "data seed": world.data_seed, "seed": seed}
+            line = {"idea": name, "world": world.name, "model": model, "data seed": world.data_seed, "seed": seed}
             line |= {"accuracy": curve[-1][1]}
             line |= world.figures(ids)
             print(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else str(v) for k, v in line.items()))

@@ -4,8 +4,9 @@ r"""A few lists, many seeds: what three or six of them cannot tell apart.
         --lists uniform weight=0 rule=worn:0.2:1.5 rate=1e-9
 
 Lists are described as in `ideas.py`, by what is not as in the default; ``weight=0`` is the default. A few holdout
-models serve all seeds in turn (``--shared``), and models of different seeds train in one CUDA graph. Seeds are finished
-one after another, so that a run that is broken off leaves all lists with as many. A JSON line for each, as `ideas.py`
+models serve all seeds in turn (``--shared``), and models of different seeds train in one CUDA graph; with several
+``--models`` each learns from every list. Seeds are finished one after another, so that a run that is broken off leaves
+all lists with as many. A JSON line for each, as `ideas.py`
 writes them; in the end a table of means, and of differences from the second list, by seed, with their standard errors.
 """
 
@@ -14,6 +15,7 @@ import json
 import time
 from collections import defaultdict
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +57,26 @@ def idea_of(text: str, **usual: str) -> Idea:
 
 
 def lists_of(world: Shared, wanted: list[Wanted], steps: int, at_once: int) -> list[tuple[Wanted, np.ndarray]]:
-    """The list of every idea and seed; ideas that differ only in how their list is trained on share it."""
-    bare = [one._replace(name="", idea=replace(one.idea, weight=0.0, smooth=0.0)) for one in wanted]
-    made = {repr(one): ids for one, ids in chosen(world, list({repr(b): b for b in bare}.values()), steps, at_once)}
-    return [(one, made[repr(b)]) for one, b in zip(wanted, bare, strict=True)]
+    """The list of every idea and seed, kept for another call; ideas that differ only in how their list is trained on
+    share it.
+    """
+    bare = [one._replace(name="", idea=replace(one.idea, weight=0.0, trust=0.0, smooth=0.0)) for one in wanted]
+    by_text = {repr(one): one for one in bare}
+    paths = {
+        text: world.folder / f"{sha256(f'{world.name} {world.data_seed} {steps} {text}'.encode()).hexdigest()}.npy"
+        for text in by_text
+    }
+    missing = [one for text, one in by_text.items() if not paths[text].exists()]
+    for one, ids in chosen(world, missing, steps, at_once):
+        np.save(paths[repr(one)], ids)
+    return [(one, np.load(paths[repr(b)])) for one, b in zip(wanted, bare, strict=True)]
 
 
-def summary(path: Path, world: str, against: str) -> str:
+def summary(path: Path, model: str, world: str, against: str) -> str:
     """Means over seeds, and differences from one of the lists."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in map(json.loads, path.read_text().splitlines()):
-        if line["world"] == world:
+        if (line["world"], line["model"]) == (world, model):
             found[line["idea"]][line["seed"]] = 100 * line["accuracy"]
     rows = []
     for name, by_seed in found.items():
@@ -74,7 +85,8 @@ def summary(path: Path, world: str, against: str) -> str:
         apart = np.array([by_seed[seed] - found[against][seed] for seed in both])
         error, own = (x.std(ddof=1) / len(x) ** 0.5 if len(x) > 1 else np.nan for x in (apart, values))
         rows.append(
-            f"{world}: {values.mean():.2f} ({own:.2f}), {apart.mean():+.2f} ({error:.2f}), {len(values)} seeds: {name}"
+            f"{world}, {model}: {values.mean():.2f} ({own:.2f}), {apart.mean():+.2f} ({error:.2f}), "
+            f"{len(values)} seeds: {name}"
         )
     return "\n".join(rows)
 
@@ -89,7 +101,7 @@ def main() -> None:
     parser.add_argument("--proxy", default="small_cnn")
     parser.add_argument("--shared", type=int, default=4, help="holdout models")
     parser.add_argument("--tables", type=Path, default=Path("runs/tables"), help="where their losses are kept")
-    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--models", nargs="+", default=["resnet18"], help="that learn from every list")
     parser.add_argument("--seeds", type=int, nargs=2, default=[10, 34], metavar=("FIRST", "END"))
     parser.add_argument("--steps", type=int, default=4680)
     parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
@@ -111,11 +123,16 @@ def main() -> None:
                 break
             seeds = range(first, min(first + together, a.seeds[1]))
             wanted = [Wanted(name, idea, seed) for seed in seeds for name, idea in ideas.items()]
-            lists, start = lists_of(world, wanted, a.steps, a.at_once), time.perf_counter()
-            with a.out.open("a") as out:
-                write_trials(world, lists, a.model, a.at_once, out, evaluations=a.evaluations)
-            print(f"{len(wanted)} models in {time.perf_counter() - start:.1f} s", flush=True)
-        print(summary(a.out, title, a.lists[min(1, len(a.lists) - 1)]), flush=True)
+            start = time.perf_counter()
+            lists = lists_of(world, wanted, a.steps, a.at_once)
+            print(f"{len(wanted)} lists in {time.perf_counter() - start:.1f} s", flush=True)
+            for model in a.models:
+                start = time.perf_counter()
+                with a.out.open("a") as out:
+                    write_trials(world, lists, model, a.at_once, out, evaluations=a.evaluations)
+                print(f"{len(wanted)} {model} in {time.perf_counter() - start:.1f} s", flush=True)
+        for model in a.models:
+            print(summary(a.out, model, title, a.lists[min(1, len(a.lists) - 1)]), flush=True)
 
 
 if __name__ == "__main__":

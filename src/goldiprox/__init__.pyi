@@ -8,6 +8,7 @@ from goldiprox.acquisition import gradient_norm as gradient_norm
 from goldiprox.acquisition import irreducible_loss as irreducible_loss
 from goldiprox.acquisition import loss as loss
 from goldiprox.acquisition import ordered_loss as ordered_loss
+from goldiprox.acquisition import predictability as predictability
 from goldiprox.acquisition import probability_gain as probability_gain
 from goldiprox.acquisition import reducible_loss as reducible_loss
 from goldiprox.acquisition import uniform as uniform

@@ -174,6 +174,15 @@ def irreducible_loss(c: Candidates) -> Float[Tensor, " n"]:
     return -c.irreducible
 
 
+def predictability(c: Candidates) -> Float[Tensor, " n"]:
+    """How likely the label is to the holdout model: ``exp(-irreducible loss)``, from 0 for wrong to 1 for easy.
+
+    With a price on coming back (`goldiprox.discounted_top_k`) an order of all examples, easy ones first and the hardest
+    late and seldom, for which no proxy is needed.
+    """
+    return (-c.irreducible).exp()
+
+
 def uniform(c: Candidates) -> Float[Tensor, " n"]:
     """Nothing but chance: the baseline, on the same candidates."""
     return c.uniforms("uniform acquisition").float()
@@ -232,6 +241,7 @@ ACQUISITIONS: dict[str, Acquisition] = {
         probability_gain,
         loss,
         irreducible_loss,
+        predictability,
         uniform,
         bald,
         entropy,
@@ -241,7 +251,7 @@ ACQUISITIONS: dict[str, Acquisition] = {
 }
 
 
-NEEDS_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss"})
+NEEDS_TABLE = frozenset({"reducible_loss", "probability_gain", "irreducible_loss", "predictability"})
 """Names of those that need irreducible losses."""
 
 
@@ -250,7 +260,7 @@ def needs_table(name: str) -> bool:
     return name in NEEDS_TABLE or ":" in name
 
 
-IDS_ONLY = frozenset({uniform, irreducible_loss})
+IDS_ONLY = frozenset({uniform, irreducible_loss, predictability})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 
 ZERO_IS_LEARNT = frozenset({reducible_loss, probability_gain})

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from goldiprox.acquisition import IDS_ONLY, ZERO_IS_LEARNT, Acquisition
+from goldiprox.acquisition import IDS_ONLY, ZERO_IS_LEARNT, Acquisition, predictability
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.randomness import Key, subkey, uniforms
 from goldiprox.watch import has_triton
@@ -23,7 +23,7 @@ for it as ``spread=``; one whose attribute `floors` is true takes scores below z
 what it is, settings included, in files and in what must be the same for a run to be continued.
 """
 
-Unit = Literal["std", "iqr"]
+Unit = Literal["std", "iqr", "own"]
 
 
 def text_of(rule: Rule) -> str:
@@ -102,13 +102,14 @@ def discounted_top_k(price: float = 1.0, *, unit: Unit = "std") -> Rule:
     Args:
         price: In units of how far apart scores lie. 0 is `top_k`; large takes turns, whatever the scores.
         unit: ``std``: their standard deviation. ``iqr``: the distance of their quartiles, which a few that are far
-            ahead do not widen; so where most is learnt and little is not, the same price is a lower one.
+            ahead do not widen; so where most is learnt and little is not, the same price is a lower one. ``own``: that
+            of the score itself, for one whose size means something, such as `goldiprox.predictability`.
     """
     if not 0 <= price < math.inf:
         raise ConfigError(f"a price of {price} is not zero or more; 0 is top_k, large takes turns")
     if unit not in get_args(Unit):
         raise UnknownName("unit of a price", unit, get_args(Unit))
-    how = _deviation if unit == "std" else _middle_half
+    how = {"std": _deviation, "iqr": _middle_half, "own": _one}[unit]
 
     def rule(
         scores: Tensor,
@@ -220,7 +221,7 @@ def _in_spreads(scores: Tensor, spread: Tensor | None, how: Callable[[Tensor], T
 
 def _deviation(scores: Tensor) -> Tensor:
     """The standard deviation."""
-    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64).std(correction=0)
+    return scores.to(_wide(scores)).std(correction=0)
 
 
 def _middle_half(scores: Tensor) -> Tensor:
@@ -229,6 +230,16 @@ def _middle_half(scores: Tensor) -> Tensor:
     ordered, quarter = scores.to(deviation.dtype).sort().values, (len(scores) - 1) // 4
     width = ordered[len(scores) - 1 - quarter] - ordered[quarter]
     return torch.where(width > 0, width, deviation)
+
+
+def _one(scores: Tensor) -> Tensor:
+    """One: scores stay as they are."""
+    return torch.ones((), dtype=_wide(scores), device=scores.device)
+
+
+def _wide(scores: Tensor) -> torch.dtype:
+    """What scores are counted in."""
+    return torch.float32 if scores.device.type == "mps" else torch.float64
 
 
 def _gumbel(ids: Tensor, key: Key) -> Tensor:
@@ -258,6 +269,8 @@ OVERTAKEN = 0.67
 """The share of candidates below zero from which on a proxy counts as better than its holdout model."""
 RULE = f"floored:{OVERTAKEN}+{TURNS}"
 """What transfers to another model, by the experiments in docs/lab-notes.md."""
+IN_ORDER = "discounted_top_k:1/run"
+"""The same for `predictability`: from 0 to 1, so that the surest come as often as the others and once a pass more."""
 NAMES = ("top_k", "discounted_top_k", "gumbel_top_k", "mix", "ranked", "floored")
 OVER_ANOTHER = ("mix", "ranked", "floored")
 
@@ -265,11 +278,13 @@ OVER_ANOTHER = ("mix", "ranked", "floored")
 def usual_rule(text: str, acquisition: Acquisition) -> str:
     """The rule; if it is the default one, what of it fits an acquisition.
 
-    For chance and what else looks at ids alone, `top_k`: a baseline takes no turns. Without a floor for scores whose
-    zero means nothing.
+    For `predictability`, a price in its own unit. For chance and what else looks at ids alone, `top_k`: a baseline takes
+    no turns. Without a floor for scores whose zero means nothing.
     """
     if text != RULE or acquisition in ZERO_IS_LEARNT:
         return text
+    if acquisition is predictability:
+        return IN_ORDER
     return "top_k" if acquisition in IDS_ONLY else TURNS
 
 
@@ -279,7 +294,8 @@ def make_rule(
     """The rule that a text on the command line describes.
 
     ``top_k``, ``discounted_top_k:1``, ``discounted_top_k:0.2/pass`` (times the number of passes),
-    ``discounted_top_k:1.5iqr`` (in distances of quartiles), ``gumbel_top_k:0.5``,
+    ``discounted_top_k:1.5iqr`` (in distances of quartiles), ``discounted_top_k:1/run`` (1 in the score's own unit for
+    as many times as the run has passes; ``0.2own`` for one), ``gumbel_top_k:0.5``,
     ``gumbel_top_k:0.2/pass``, ``gumbel_top_k:0.5..4`` (the temperature changes over the run; ``inf`` is uniform),
     ``mix:0.25``; and one over another: ``mix:0.25+gumbel_top_k:1``, ``ranked+gumbel_top_k:1``, ``floored+top_k``,
     ``floored:0.5+top_k`` (where more than half of the candidates are below zero).
@@ -312,8 +328,12 @@ def make_rule(
     if name == "mix":
         return mix(_number(setting, text) if setting else fraction, inner)
     if name == "discounted_top_k":
-        number, unit = setting.removesuffix("iqr"), "iqr" if setting.endswith("iqr") else "std"
-        return discounted_top_k(_number(number, text, passes), unit=unit) if setting else discounted_top_k()
+        if not setting:
+            return discounted_top_k()
+        if setting.endswith("/run"):
+            return discounted_top_k(_number(setting.removesuffix("/run"), text) / passes, unit="own")
+        unit: Unit = next((unit for unit in ("iqr", "own") if setting.endswith(unit)), "std")
+        return discounted_top_k(_number(setting.removesuffix(unit), text, passes), unit=unit)
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
     return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)
@@ -327,5 +347,5 @@ def _number(text: str, rule: str, passes: float | None = None) -> float:
     except ValueError:
         raise ConfigError(
             f"rule {rule!r}: {text!r} is not a number; write gumbel_top_k:0.5, discounted_top_k:0.2/pass, "
-            f"discounted_top_k:1.5iqr or gumbel_top_k:0.5..4"
+            f"discounted_top_k:1.5iqr, discounted_top_k:1/run or gumbel_top_k:0.5..4"
         ) from None
