@@ -11,7 +11,8 @@ import torch
 import goldiprox as gp
 from goldiprox.analysis import share
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Stages
 
 KEEP = 32
 

@@ -19,8 +19,9 @@ import torch
 from goldiprox.irreducible import contradicted
 from goldiprox.loop import outputs
 from goldiprox.prepare import DataConfig
+from goldiprox.settings import RunConfig
 from goldiprox.split import k_fold
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.stages import Stages
 from goldiprox.suspects import average_precision, find_suspects
 
 WAYS = {

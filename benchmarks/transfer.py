@@ -19,7 +19,7 @@ from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import trials
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 
 GUMBEL = Method("gumbel_top_k:1")
 TRIALS: dict[str, Method] = {

@@ -29,7 +29,7 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
-FORWARD_PASSES = {"uniform": 0, "irreducible_loss": 0, "bald": 10}
+FORWARD_PASSES = {"uniform": 0, "irreducible_loss": 0, "predictability": 0, "bald": 10}
 
 
 @pytest.mark.parametrize("name", ACQUISITIONS)
@@ -94,6 +94,7 @@ def test_loss_and_irreducible_loss():
     c, _, losses = reference()
     torch.testing.assert_close(gp.loss(c), losses)
     torch.testing.assert_close(gp.irreducible_loss(c), -((c.ids.float() * 0.37) % 1.0))
+    torch.testing.assert_close(gp.predictability(c), (-((c.ids.float() * 0.37) % 1.0)).exp())
 
 
 def test_entropy():

@@ -20,7 +20,7 @@ import goldiprox as gp
 from goldiprox.cli import main
 from goldiprox.cli.run import _show as show_run
 from goldiprox.prepare import DataConfig, prepare
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 from test_artifacts import rewrite_header
 
 QUICK = ["--epochs", "2", "--device", "cpu"]
@@ -65,9 +65,11 @@ class TestRun:
         folder, result = finished
         assert result["data"] == "mnist5k"
         assert result["seed"] == 0
-        assert set(result["results"]) == {"uniform", "loss", "reducible_loss"}
+        by = result["sequence"]["by"]
+        assert by in result["sequence"]["rehearsed"]
+        assert set(result["results"]) == {"uniform", "loss", by}
         assert all(0 < r["accuracy"] < 1 for r in result["results"].values())
-        assert set(result["corrupted"]) == {"data", "uniform", "loss", "reducible_loss"}
+        assert set(result["corrupted"]) == {"data", "uniform", "loss", by}
         assert 0.08 < result["corrupted"]["data"] < 0.1
         assert {"steps", "flops", "seconds"} <= set(result["speedup"])
         assert result["report"] == str(folder / "report.html")
@@ -77,22 +79,23 @@ class TestRun:
 
     def test_leaves_every_file_of_the_run(self, finished):
         folder, result = finished
-        names = {p.name for p in folder.iterdir()}
+        names, by = {p.name for p in folder.iterdir()}, result["sequence"]["by"]
         assert names == {
             "config.json", "curves.json", "result.json", "metrics.jsonl", "irreducible.arrow", "sequence.arrow",
             "truth.parquet", "losses.parquet", "report.html",
             "il_model.safetensors", "proxy.safetensors", "model-uniform.safetensors", "model-loss.safetensors",
-            "model-reducible_loss.safetensors", "accuracy.png", "corrupted.png",
+            f"model-{by}.safetensors", "accuracy.png", "corrupted.png",
+            "sequence-reducible_loss.arrow", "sequence-predictability.arrow",
         }  # fmt: skip
         assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("accuracy.png", "corrupted.png"))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert {line["stage"] for line in lines} == {"select", "reducible_loss", "uniform", "loss"}
+        assert {line["stage"] for line in lines} == {"select", "select by predictability", by, "uniform", "loss"}
         truth = pq.read_table(folder / "truth.parquet").to_pydict()
         data = prepare(DataConfig(noise=0.1)).data
         assert truth["mislabelled"] == (data.labels != np.array(truth["label"])).tolist()
         assert np.mean(
             np.array(truth["mislabelled"])[gp.Sequence.open(folder / "sequence.arrow").ids]
-        ) == pytest.approx(result["corrupted"]["reducible_loss"])
+        ) == pytest.approx(result["corrupted"][by])
         model = gp.build("mlp512", (1, 28, 28), 10)
         model.load_state_dict(load_file(folder / "model-uniform.safetensors"))
         accuracy = gp.evaluate_on(gp.load("mnist5k").test)(model)["accuracy"]
@@ -112,8 +115,12 @@ class TestRun:
     def test_the_ledger_adds_up(self, finished):
         _, result = finished
         ledger = result["ledger"]
-        assert ledger["select"]["examples_scored"] == 12 * 320
+        by, held_out = result["sequence"]["by"], 2 * 2_000
+        by_the_proxy = 12 * 320 * (by == "reducible_loss")
+        assert ledger["select"]["examples_scored"] == by_the_proxy
         assert ledger["select"]["examples_trained"] == 12 * 32
+        assert ledger["rehearsal"]["examples_scored"] == held_out + 12 * 320 - by_the_proxy
+        assert ledger["rehearsal"]["examples_trained"] == 3 * 12 * 32
         assert ledger["train uniform"]["examples_scored"] == 0
         assert ledger["train loss"]["examples_scored"] == 12 * 320
         per_example = ledger["train"]["flops"] / ledger["train"]["examples_trained"]
@@ -202,7 +209,9 @@ class TestStages:
         code, out, err = goldiprox("irreducible", *NOISY, *large, "--device", "cpu", "--json", "--out", "i.arrow")
         assert code == 0, err
         made = json.loads(out)["irreducible"]
-        code, out, err = goldiprox("select", *NOISY, *QUICK, "--irreducible", "i.arrow", "--json", "--out", "s.arrow")
+        by = result["sequence"]["by"]
+        own = ["--irreducible", "i.arrow", "--acquisition", by]
+        code, out, err = goldiprox("select", *NOISY, *QUICK, *own, "--json", "--out", "s.arrow")
         assert code == 0, err
         selected = json.loads(out)["sequence"]
         assert selected["path"] == "s.arrow"
@@ -211,7 +220,7 @@ class TestStages:
         assert gp.Sequence.open("s.arrow").header.parents["irreducible"] == made["digest"]
         code, out, err = goldiprox("train", *NOISY, "--sequence", "s.arrow", "--device", "cpu", "--json", "--out", "t")
         assert code == 0, err
-        assert json.loads(out)["accuracy"] == result["results"]["reducible_loss"]["accuracy"]
+        assert json.loads(out)["accuracy"] == result["results"][by]["accuracy"]
         assert {"model.safetensors", "metrics.jsonl", "result.json"} <= {p.name for p in gp_path("t").iterdir()}
 
     def test_each_prints_the_next_command_and_it_works(self, goldiprox):
@@ -670,7 +679,8 @@ def test_deterministic_excludes_kernels_that_vary(goldiprox):
 
 
 def test_small_models_use_one_thread_and_the_count_is_put_back():
-    from goldiprox.stages import RunConfig, Stages
+    from goldiprox.settings import RunConfig
+    from goldiprox.stages import Stages
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import goldiprox as gp
 from goldiprox.cli.compare import _chosen, _held_out, _overtaken, _too_good, _unlike
+from goldiprox.compare import bench
 from goldiprox.compare import lab as labs
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import _short, draw
@@ -28,8 +29,9 @@ from goldiprox.errors import ConfigError, NonFiniteError, UnknownName
 from goldiprox.irreducible import describe
 from goldiprox.loop import History
 from goldiprox.prepare import DataConfig, prepare
+from goldiprox.settings import RunConfig
 from goldiprox.snapshots import compared_ids
-from goldiprox.stages import RunConfig, Silent
+from goldiprox.stages import Silent
 from goldiprox.store import Kept
 from goldiprox.suspects import trusted_ids
 from test_cli import goldiprox  # noqa: F401
@@ -306,8 +308,9 @@ def forbidden(*args, **kwargs):
 class TestRuns:
     def test_a_second_call_finds_every_run_and_says_the_same(self, own, tmp_path, monkeypatch):
         first = compare(own, tmp_path)
-        for name in ("fit_together", "record_many", "replay_many", "irreducible_losses"):
+        for name in ("record_many", "replay_many", "irreducible_losses"):
             monkeypatch.setattr(labs, name, forbidden)
+        monkeypatch.setattr(bench, "fit_together", forbidden)
         assert compare(own, tmp_path) == first
         longer = replace(own, budgets=(0.5, 1, 2, 4))
         with pytest.raises(AssertionError, match="trained again"):
@@ -318,8 +321,8 @@ class TestRuns:
             m.setattr(labs, "replay_many", forbidden)
             with pytest.raises(AssertionError):
                 compare(own, tmp_path / "a")
-        for name in ("fit_together", "irreducible_losses"):  # what was done before
-            monkeypatch.setattr(labs, name, forbidden)
+        monkeypatch.setattr(bench, "fit_together", forbidden)  # what was done before
+        monkeypatch.setattr(labs, "irreducible_losses", forbidden)
         assert compare(own, tmp_path / "a")["schedules"]["cosine"]["methods"]
 
     def test_what_a_result_holds(self, own, tmp_path):
@@ -353,9 +356,9 @@ class TestRuns:
 
     def test_uniform_is_every_example_once_a_pass(self, own, tmp_path, monkeypatch):
         seen = []
-        monkeypatch.setattr(labs, "fit_together", lambda tasks, engine: [seen.append(t) or History() for t in tasks])
+        monkeypatch.setattr(bench, "fit_together", lambda tasks, engine: [seen.append(t) or History() for t in tasks])
         lab = Lab(replace(own, steps=400, budgets=(1,), seeds=(0,)), tmp_path, Silent())
-        monkeypatch.setattr(labs, "figures", lambda h: {"accuracy": [0.5], "steps": [1], "flops": 1, "seconds": 1.0})
+        monkeypatch.setattr(bench, "figures", lambda h: {"accuracy": [0.5], "steps": [1], "flops": 1, "seconds": 1.0})
         lab.uniform("cosine")
         ids = [i for batch in seen[0].batches for i in batch.ids.tolist()][: len(lab.train)]
         assert sorted(ids) == sorted(lab.train.tolist())
@@ -381,8 +384,8 @@ class TestRuns:
 
     def test_what_is_left_out_can_be_left_out_without_a_proxy(self, own, tmp_path, monkeypatch):
         """As many steps of chance from what the method selects from; not run where that is everything."""
-        trained, plain = [], labs.CandidateSampler
-        monkeypatch.setattr(labs, "CandidateSampler", lambda ids, *a, **k: trained.append(ids) or plain(ids, *a, **k))
+        trained, plain = [], bench.CandidateSampler
+        monkeypatch.setattr(bench, "CandidateSampler", lambda ids, *a, **k: trained.append(ids) or plain(ids, *a, **k))
         pool = {0: 0.5, 1: 0.7}
         monkeypatch.setattr(
             Lab, "pools", lambda lab, *_: {s: lab.train[: round(pool[s] * len(lab.train))] for s in lab.plan.seeds}
@@ -409,13 +412,13 @@ class TestRuns:
         ids = compared_ids(lab.train, plan.config.candidates, plan.compared).numpy()
         scores = np.tile(np.arange(len(ids)) - 0.5 * len(ids), (3, 1))  # half of them below zero
         scores[1:] = 1.0
-        runs = [Kept({"steps": [5, 10, 15]}, {"reducible": scores})] * 2
+        runs = [Kept({"steps": [5, 10, 15], "by": "reducible_loss"}, {"reducible": scores})] * 2
         pools = {0: lab.train, 1: ids[: len(ids) // 2]}
         monkeypatch.setattr(Lab, "pools", lambda *_: pools)
         assert below_floor(lab, plan.methods[0], runs) == {"steps": [5, 10, 15], "share": [0.75, 0, 0]}
         pools[1] = np.setdiff1d(lab.train, ids)
         assert below_floor(lab, plan.methods[0], runs) is None
-        assert below_floor(lab, plan.methods[0], [Kept({}, {})]) is None
+        assert below_floor(lab, plan.methods[0], [Kept({"by": "reducible_loss"}, {})]) is None
 
     def test_a_legend_tells_methods_apart(self):
         long = [f"default,candidates={n},il_model=my_models:resnet_of_width_16" for n in (32, 64)]
@@ -477,7 +480,7 @@ class TestRuns:
         lab.tables(paper)
         assert seen[0] == robust
         assert seen[1] == gp.HoldoutConfig()
-        assert (lab._rule(default).text, lab._rule(paper).text) == ("mix:0.5+top_k", "top_k")
+        assert tuple(lab._rule(m, "reducible_loss").text for m in (default, paper)) == ("mix:0.5+top_k", "top_k")
         assert (lab._window(default), lab._window(paper)) == (3, 1)
         assert (lab._odds(default, table), lab._odds(paper, table)) == (4, 0)
 
@@ -643,7 +646,7 @@ class TestCommand:
         assert code == 0
         assert "one seed" in goldiprox("compare", "--quick", "--seeds", "1", "--out", tmp_path / "c")[1]
         left_out = goldiprox("compare", "--quick", "--method", "default,trusted=2", "--out", tmp_path / "c")[1]
-        for said in ("by chance", "the proxy: "):
+        for said in ("by chance", "the choice: "):
             assert said in left_out
         again = f"Next: goldiprox compare --noise 0.1 --out {tmp_path / 'c'}"
         for said in (

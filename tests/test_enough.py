@@ -24,7 +24,8 @@ from goldiprox.irreducible import Rivals
 from goldiprox.ledger import Cost
 from goldiprox.pipeline import run
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig, Silent, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Silent, Stages
 from test_cli import goldiprox  # noqa: F401
 from test_compare import forbidden
 

@@ -12,7 +12,7 @@ from goldiprox.compare.result import compare
 from goldiprox.engine.feeds import on_device
 from goldiprox.optim import FlatAdamW
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 
 if torch.cuda.is_available():
     from goldiprox.kernels import highest, put_rows

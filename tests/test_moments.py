@@ -11,9 +11,17 @@ from goldiprox.forward import cross_entropy
 from goldiprox.moments import KEY, NUM_MOMENTS, Moments, watched_ids, watching
 from goldiprox.pipeline import run
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Stages
 
-SMALL = RunConfig(data=DataConfig(data="test_moments:source", noise=0.1), candidates=40, keep=4, epochs=4, device="cpu")
+SMALL = RunConfig(
+    data=DataConfig(data="test_moments:source", noise=0.1),
+    candidates=40,
+    keep=4,
+    epochs=4,
+    device="cpu",
+    acquisition="reducible_loss",
+)
 
 
 def source():

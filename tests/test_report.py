@@ -22,7 +22,7 @@ from goldiprox.report.cloud import BINS, make_cloud
 from goldiprox.report.collect import read_run
 from goldiprox.report.galleries import as_images, encode_png, make_galleries
 from goldiprox.report.page import make_page, write_page
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 from test_cli import goldiprox  # noqa: F401
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\"'&{{7*7}}"
@@ -104,7 +104,7 @@ def change(path: Path, **values) -> None:
 def real(tmp_path_factory) -> Path:
     """A small run with its page."""
     folder = tmp_path_factory.mktemp("runs") / "r"
-    run(RunConfig(epochs=2, il_model="proxy", device="cpu"), str(folder))
+    run(RunConfig(epochs=2, il_model="proxy", device="cpu", acquisition="reducible_loss"), str(folder))
     write_page([read_run(folder)], folder / "report.html")
     return folder
 

@@ -100,6 +100,17 @@ def test_a_price_in_distances_of_quartiles():
         make_rule("discounted_top_k:xiqr")
 
 
+def test_a_price_in_the_unit_of_the_score_itself():
+    ids, scores = torch.arange(4), torch.tensor([0.9, 0.8, 0.45, 0.0])
+    rule = make_rule("discounted_top_k:1/run", passes=4.0)
+    for same in (gp.discounted_top_k(0.25, unit="own"), make_rule("discounted_top_k:0.25own", passes=4.0), rule):
+        assert same.text == "discounted_top_k:0.25own"
+        assert same(scores, ids, 4, 0, times=torch.tensor([2, 1, 0, 0])).tolist() == [1, 2, 0, 3]
+        assert same(scores * 1000, ids, 2, 0, times=torch.tensor([9, 9, 0, 0])).tolist() == [0, 1]  # nothing is scaled
+    with pytest.raises(ConfigError, match="'x' is not a number"):
+        make_rule("discounted_top_k:x/run")
+
+
 @pytest.mark.parametrize(
     "rule", [gp.discounted_top_k(0.5), gp.mix(0.5, gp.ranked(gp.floored(gp.discounted_top_k(0.5))))]
 )
@@ -220,6 +231,7 @@ def test_scores_stay_as_they_are_until_enough_lie_below_zero():
         (lambda c: -c.loss, r"discounted_top_k:\S+"),
         (gp.uniform, "top_k"),
         (gp.irreducible_loss, "top_k"),
+        (gp.predictability, r"discounted_top_k:\S+own"),
     ],
 )
 def test_the_default_has_a_floor_where_zero_means_one(acquisition, text, tmp_path, blobs, irreducible):

@@ -17,7 +17,8 @@ from conftest import make_blobs, make_mlp
 from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import Rivals, contradicted, describe, rivals
 from goldiprox.prepare import DataConfig
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Stages
 from goldiprox.suspects import average_precision, fair_odds, find_suspects, judge, suspected, trusted_ids, wrong_share
 from test_cli import QUICK, goldiprox  # noqa: F401
 

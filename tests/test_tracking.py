@@ -275,7 +275,7 @@ def test_trackers_that_are_unknown_or_not_installed(goldiprox, monkeypatch, tmp_
 def test_tracking_on_the_command_line(goldiprox, tmp_path):  # noqa: F811
     pytest.importorskip("tensorboard")
     flags = [*QUICK, "--track", "tensorboard", "--json"]
-    code, out, err = goldiprox("run", *flags, "--il-model", "proxy", "--out", "r")
+    code, out, err = goldiprox("run", *flags, "--il-model", "proxy", "--acquisition", "reducible_loss", "--out", "r")
     assert code == 0, err
     result = json.loads(out)
     found = read_tensorboard(tmp_path / "r" / "tracking", "r")

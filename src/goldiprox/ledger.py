@@ -81,5 +81,13 @@ class Ledger:
 
     stages: dict[str, Cost] = field(default_factory=dict)
 
+    @property
+    def paid_once(self) -> Cost:
+        """All that came before a proxy recorded the sequence which was taken, however often that is replayed."""
+        once = Cost()
+        for name in ("irreducible", "rehearsal"):
+            once.merge(self.stages.get(name, Cost()))
+        return once
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         return {name: asdict(cost) for name, cost in self.stages.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from goldiprox import tracking
 from goldiprox.acquisition import loss, uniform
@@ -18,12 +19,17 @@ from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
 from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
 from goldiprox.inspection import statistics
+from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.ledger import Cost
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.moments import KEY, Moments, watched_ids
+from goldiprox.recording import Recording
+from goldiprox.rehearsal import best
 from goldiprox.sequence import Sequence
-from goldiprox.stages import Progress, RunConfig, Stages
-from goldiprox.storage import is_being_written
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Progress, Stages
+from goldiprox.storage import is_being_written, name_again
 
 TRACKING = "tracking"
 OURS = (
@@ -136,7 +142,9 @@ def run(
     stages.check_candidates()
     if not config.num_folds:
         stages.prepared.split.require_holdout()
-    computed = stages.try_selection(stages.build(config.proxy, "proxy", config.seed))
+    proxy = stages.build(config.proxy, "proxy", config.seed)
+    computed = {name: stages.try_selection(proxy, name) for name in stages.acquisitions}
+    columns = {name: ("loss",) if "loss" in known else () for name, known in computed.items()}
     stages.build(config.model, "model", config.seed)
     _ = stages.holdout_models  # each is tried on the data
     name = Path(config.data.data.replace(":", "-")).name
@@ -150,7 +158,7 @@ def run(
             track, folder / TRACKING, name=folder.name, config=settings, resume=stages.checkpoints.continues
         )
         with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
-            result, curves = _run_stages(stages, folder, metrics, columns=("loss",) if "loss" in computed else ())
+            result, curves = _run_stages(stages, folder, metrics, columns)
         write_json(folder / "result.json", result)
         write_json(folder / "curves.json", curves)
     if finish:
@@ -159,16 +167,14 @@ def run(
 
 
 def _run_stages(
-    stages: Stages, folder: Path, metrics: JsonLines, columns: tuple[str, ...]
+    stages: Stages, folder: Path, metrics: JsonLines, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage in order: what is printed, and what is drawn."""
     config, truth, keep, train = stages.config, stages.prepared.truth, stages.config.keep, stages.prepared.split.train
-    watched, moments = watched_ids(train, config.seed), {}
+    watched = watched_ids(train, config.seed)
 
     def logger(stage: str) -> OnRecord:
         def log(record: dict[str, Any]) -> None:
-            if KEY in record:
-                moments[record["step"]] = record[KEY]
             metrics({"stage": stage, **{k: v for k, v in record.items() if k != KEY}})
 
         return log
@@ -180,11 +186,12 @@ def _run_stages(
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
     path = folder / "sequence.arrow"
-    selected, proxy = stages.select(table, path, columns=columns, watched=watched, on_record=logger("select"))
+    selected, proxy, by, rehearsed = _select(stages, table, path, columns, watched, logger)
+    moments = {record["step"]: record[KEY] for record in selected.history.evaluations}
     Moments.of(watched, moments).save(folder / "losses.parquet")
     save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(path, data=stages.data)
-    method = config.acquisition.rpartition(":")[2]
+    method = by.rpartition(":")[2]
     histories: dict[str, History] = {}
     picks = {method: stages.ordered(sequence).ids}  # as the model comes to see them
     probe = stages.probe(watched, selected.history, table)
@@ -207,7 +214,7 @@ def _run_stages(
             "coverage": coverage_over_time(picks[name], num_train=len(train), keep=keep, steps=steps),
             "classes": np.bincount(labels[picks[name]], minlength=stages.data.num_classes or 0).tolist(),
         }
-    bill = stages.ledger.stages["irreducible"]
+    once = stages.ledger.paid_once
     stats = statistics(sequence)
     result = {
         "data": config.data.data,
@@ -226,6 +233,8 @@ def _run_stages(
             "window": config.window,
             "coverage": stats.coverage,
             "most_repeated": stats.most_repeated,
+            "by": method,
+            "rehearsed": rehearsed,
         },
         "results": {
             name: {
@@ -242,7 +251,7 @@ def _run_stages(
             histories["uniform"].evaluations,
             histories[method].evaluations,
             selected.history.evaluations,
-            paid_once={"flops": bill.flops, "seconds": bill.seconds},
+            paid_once={"flops": once.flops, "seconds": once.seconds},
         ),
         "corrupted": {
             "data": share(train, flags),
@@ -253,3 +262,37 @@ def _run_stages(
         "out": str(folder),
     }
     return result, curves
+
+
+def _select(
+    stages: Stages,
+    table: IrreducibleLosses,
+    path: Path,
+    columns: Mapping[str, tuple[str, ...]],
+    watched: np.ndarray,
+    logger: Callable[[str], OnRecord],
+) -> tuple[Recording, nn.Module, str, dict[str, float]]:
+    """The sequence, and of several the one that teaches most: its recording and proxy, what it was recorded by, and by
+    name how each did.
+
+    The others stay beside it, under the names of what they were recorded by. What it cost to know is on the bill.
+    """
+    names, found = stages.acquisitions, {}
+    paths = {name: path.with_stem(f"{path.stem}-{name}") if len(names) > 1 else path for name in names}
+    for name in names:
+        settings = {"watched": watched, "columns": columns[name], "on_record": logger(stages.selecting(name))}
+        found[name] = stages.select(table, paths[name], by=name, **settings)
+    if len(names) == 1:
+        return *found[names[0]], names[0], {}
+    once, accuracies = Cost(), {}
+    for name in names:
+        accuracies[name], cost = stages.rehearse(Sequence.open(paths[name], data=stages.data), name)
+        once.merge(cost)
+    taken = best(accuracies)
+    bills = {name: stages.ledger.stages.pop(stages.selecting(name)) for name in names}
+    stages.ledger.stages["select"] = bills.pop(taken)
+    for other in bills.values():
+        once.merge(other)
+    stages.bill("rehearsal", once, stages.steps)
+    name_again(paths[taken], path)
+    return *found[taken], taken, accuracies

@@ -274,7 +274,8 @@ class Job:
         self.num_steps = num_steps(self.steps, self.epochs, len(self.train_ids), self.candidates)
         self.sampler = CandidateSampler(self.train_ids, self.candidates, seed=self.seed, steps=self.num_steps)
         if self.rule is None:
-            self.rule = make_rule(usual_rule(RULE, self.acquisition))
+            passes = self.num_steps * self.keep / len(self.train_ids)
+            self.rule = make_rule(usual_rule(RULE, self.acquisition), passes=passes)
         self.device = device_of(self.proxy)
         self.select = Selector(
             self.acquisition,

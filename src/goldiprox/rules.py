@@ -278,8 +278,8 @@ OVER_ANOTHER = ("mix", "ranked", "floored")
 def usual_rule(text: str, acquisition: Acquisition) -> str:
     """The rule; if it is the default one, what of it fits an acquisition.
 
-    For `predictability`, a price in its own unit. For chance and what else looks at ids alone, `top_k`: a baseline takes
-    no turns. Without a floor for scores whose zero means nothing.
+    For `predictability`, a price in its own unit. For chance and what else looks at ids alone, `top_k`: a baseline
+    takes no turns. Without a floor for scores whose zero means nothing.
     """
     if text != RULE or acquisition in ZERO_IS_LEARNT:
         return text
@@ -332,7 +332,7 @@ def make_rule(
             return discounted_top_k()
         if setting.endswith("/run"):
             return discounted_top_k(_number(setting.removesuffix("/run"), text) / passes, unit="own")
-        unit: Unit = next((unit for unit in ("iqr", "own") if setting.endswith(unit)), "std")
+        unit: Unit = "iqr" if setting.endswith("iqr") else "own" if setting.endswith("own") else "std"
         return discounted_top_k(_number(setting.removesuffix(unit), text, passes), unit=unit)
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))

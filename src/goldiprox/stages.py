@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -15,7 +15,7 @@ from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
-from goldiprox.enough import AUTO, Signs, kinds
+from goldiprox.enough import Signs, kinds
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
@@ -24,86 +24,22 @@ from goldiprox.ledger import Cost, Ledger
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
 from goldiprox.moments import KEY, watching
-from goldiprox.optim import TrainingConfig
-from goldiprox.prepare import DataConfig, Prepared, differences, fitting_sizes, prepare
+from goldiprox.prepare import Prepared, differences, fitting_sizes, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
+from goldiprox.rehearsal import OTHER, acquisitions, cost_of
 from goldiprox.resolve import resolve
-from goldiprox.rules import RULE, Rule, make_rule, top_k, usual_rule
+from goldiprox.rules import Rule, make_rule, top_k, usual_rule
 from goldiprox.selection import Selector
 from goldiprox.sequence import Sequence
+from goldiprox.settings import RunConfig
 from goldiprox.suspects import check_odds, trusted_ids, usual_odds
 from goldiprox.tracking import Tracker, curves, numbers
 from goldiprox.training import replay
-from goldiprox.watch import Device, pick_device
+from goldiprox.watch import pick_device
 
 EVALUATIONS = 50
 SMALL_FLOPS = 1e9  # for scoring the candidates of one step: tens of milliseconds on one core
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """Settings of `run`. The defaults are those that transfer to another model; `paper` gives the paper's.
-
-    Attributes:
-        data: Which data, and what is done to it.
-        proxy: The small model that selects.
-        model: The large model that trains on the sequence.
-        il_model: The holdout model: a name, or as `goldiprox.enough.kinds` says.
-        num_folds: Cross-fit over this many folds instead of using the holdout.
-        acquisition: Scores candidates.
-        rule: Turns scores into a choice.
-        temperature: Of the rule ``gumbel_top_k``.
-        mix_fraction: Of the rule ``mix``.
-        trusted: Select only from labels that the holdout model does not contradict at these odds, see
-            `goldiprox.suspects.suspected`; 0 selects from everything. None: at its default, where scores go by
-            irreducible losses that say what the holdout model predicts.
-        window: Steps among which what was chosen is shuffled when it is trained on, see
-            `goldiprox.Sequence.shuffled`; 1 leaves the order as recorded, 0 takes the default there.
-        ahead: Choose what the next step trains on before this step's update, see `goldiprox.recording.record`.
-        candidates: Scored per step.
-        keep: Trained on per step.
-        epochs: Passes over the candidates.
-        seed: Of weights, candidates, selection.
-        dropout: Of built-in models.
-        num_threads: Of the CPU; by default one for small models, see `Stages.threads`.
-        engine: How steps run, see `goldiprox.engine.EngineName`.
-        holdout: How the holdout model is trained.
-        training: How proxy and model are optimised.
-    """
-
-    data: DataConfig = field(default_factory=lambda: DataConfig(noise=0.1))
-    proxy: str = "mlp128"
-    model: str = "mlp512"
-    il_model: str = AUTO
-    num_folds: int = 0
-    acquisition: str = "reducible_loss"
-    rule: str = RULE
-    temperature: float = 1.0
-    mix_fraction: float = 0.5
-    trusted: float | None = None
-    window: int = 0
-    ahead: bool = False
-    candidates: int = 320
-    keep: int = 32
-    epochs: int = 20
-    seed: int = 0
-    dropout: float = 0.0
-    device: Device = "auto"
-    num_workers: int | None = None
-    num_threads: int | None = None
-    engine: EngineName = "auto"
-    holdout: HoldoutConfig = field(default_factory=HoldoutConfig.robust)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-
-    @classmethod
-    def paper(cls, **changes: Any) -> "RunConfig":
-        """The paper's settings: the highest scores of all, in the proxy's order; one holdout model, early stopped."""
-        return cls(**{"rule": "top_k", "trusted": 0.0, "window": 1, "holdout": HoldoutConfig()} | changes)
-
-    def settings(self) -> dict[str, Any]:
-        """What must be the same for a run to be continued: everything but where the data lies."""
-        return {**asdict(self), "data": self.data.recorded(), "device": pick_device(self.device).type}
 
 
 class Progress(Protocol):
@@ -139,10 +75,10 @@ class Stages:
         self.checkpoints, self.track = checkpoints, track
         self.progress = progress or Silent()
         self.device = pick_device(config.device)
-        self.acquisition: Acquisition = resolve("acquisition", config.acquisition, ACQUISITIONS)
-        text = usual_rule(config.rule, self.acquisition)
-        rule = partial(make_rule, text, temperature=config.temperature, fraction=config.mix_fraction)
-        rule()  # so that a wrong name is known before data is loaded
+        self.steps, self.passes = 0, 0.0  # until the data is known
+        self.acquisitions = acquisitions(config.acquisition, config.rule)
+        self.acquisition: Acquisition = resolve("acquisition", self.acquisitions[0], ACQUISITIONS)
+        self.rule_for(self.acquisition)  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
             hint = "ray is for `goldiprox irreducible` alone." if config.engine == "ray" else ""
             raise UnknownName("engine", config.engine, get_args(EngineName), hint)
@@ -167,6 +103,8 @@ class Stages:
             )
         self.prepared: Prepared = prepare(config.data)
         data, split = self.prepared.data, self.prepared.split
+        if not len(split.holdout):  # nothing to rehearse for
+            self.acquisitions = self.acquisitions[:1]
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
         self.data, self.test = data, self.prepared.test
@@ -176,10 +114,16 @@ class Stages:
             self.data, self.test = self.data.channels_last(), self.test.channels_last()
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
-        passes = self.steps * config.keep / max(len(split.train), 1)
-        self.rule: Rule = rule(steps=max(1, self.steps), passes=passes)
+        self.passes = self.steps * config.keep / max(len(split.train), 1)
+        self.rule = self.rule_for(self.acquisition)
         self.eval_every = max(1, self.steps // EVALUATIONS)
         self.ledger = Ledger()
+
+    def rule_for(self, acquisition: Acquisition) -> Rule:
+        """The rule, or what of it fits an acquisition."""
+        config, text = self.config, usual_rule(self.config.rule, acquisition)
+        settings = {"temperature": config.temperature, "fraction": config.mix_fraction}
+        return make_rule(text, **settings, steps=max(1, self.steps), passes=self.passes or 1.0)
 
     def require_same_data(
         self, path: str, data: Mapping[str, Any], config: Mapping[str, Any], parents: Mapping[str, str]
@@ -229,7 +173,7 @@ class Stages:
             torch.set_num_threads(before)
 
     def try_selection(
-        self, proxy: nn.Module, acquisition: Acquisition | None = None, rule: Rule | None = None
+        self, proxy: nn.Module, acquisition: Acquisition | str | None = None, rule: Rule | None = None
     ) -> set[str]:
         """One selection without a trace, so that a long run does not fail at its second stage.
 
@@ -239,9 +183,10 @@ class Stages:
         config, train = self.config, torch.as_tensor(self.prepared.split.train)
         batch = next(iterate(self.data, [train[: config.candidates]], device=self.device))
         nothing = IrreducibleLosses(torch.zeros(len(self.data)))
-        select = Selector(
-            acquisition or self.acquisition, keep=config.keep, irreducible=nothing, rule=rule or self.rule
-        )
+        if acquisition is None or isinstance(acquisition, str):
+            acquisition = self._acquisition(acquisition)
+        rule = rule or self.rule_for(acquisition)
+        select = Selector(acquisition, keep=config.keep, irreducible=nothing, rule=rule)
         return set(select.check(proxy, batch))
 
     def _checkpoints(self, stage: str) -> Checkpoints | None:
@@ -275,7 +220,7 @@ class Stages:
             table, models, reports, cost = self._irreducible(name, how, why, **where)
             total.merge(cost)
             signs = Signs.of(table, reports[0])
-        self._bill("irreducible", total, 0)
+        self.bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
         summary = {"name": name, "accuracy": accuracy, "cleaned": how.cleaned, **asdict(signs)}
         summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup")}
@@ -285,7 +230,7 @@ class Stages:
     def holdout_models(self) -> list[str]:
         """Which are to be tried, in order; each has been tried on the data."""
         config = self.config
-        judged = config.holdout.cleaned and (bool(config.trusted) or needs_table(config.acquisition))
+        judged = config.holdout.cleaned and (bool(config.trusted) or needs_table(self.acquisitions[0]))
         return kinds(config.il_model, config.proxy, config.model, judged=judged, flops=self.flops)
 
     def flops(self, name: str) -> float | None:
@@ -324,13 +269,46 @@ class Stages:
         columns: tuple[str, ...] = (),
         watched: np.ndarray | None = None,
         on_record: OnRecord | None = None,
+        by: str | None = None,
         **together: Any,
     ) -> tuple[Recording, nn.Module]:
-        """Stage 3: the proxy selects and records; `together` is what `record` needs for several processes."""
+        """Stage 3: the proxy selects and records, `by` another acquisition where there are two; `together` is what
+        `record` needs for several processes.
+        """
         self.check_candidates()
+        stage, acquisition = self.selecting(by), self._acquisition(by)
         proxy = self.build(self.config.proxy, "proxy", self.config.seed)
         settings = {"evaluate": self.evaluate(watched), "ids": self.pool(table), **together}
-        return self._record("select", proxy, table, self.acquisition, out, force, columns, on_record, **settings), proxy
+        return self._record(stage, proxy, table, acquisition, out, force, columns, on_record, **settings), proxy
+
+    def selecting(self, by: str | None) -> str:
+        """The name of the stage in which a sequence is recorded by one of the acquisitions."""
+        return "select" if by in (None, self.acquisitions[0]) else f"select by {by}"
+
+    def _acquisition(self, by: str | None) -> Acquisition:
+        return self.acquisition if by in (None, self.acquisitions[0]) else ACQUISITIONS[by]
+
+    def rehearse(self, sequence: Sequence, by: str) -> tuple[float, Cost]:
+        """The accuracy on what was held out of another model of the proxy's kind that learnt from a sequence, and what
+        it cost to know.
+        """
+        config, held_out, stage = self.config, self.prepared.split.holdout, f"rehearse {by}"
+        model, seed = self.build(config.proxy, "proxy", config.seed + OTHER), config.seed + OTHER
+        forward = in_precision(call, config.training.precision)
+        with self.threads(model), self.progress.stage(stage.replace("_", " "), len(sequence)) as on_step:
+            history = replay(
+                model,
+                self.data,
+                self.ordered(sequence),
+                config=config.training,
+                seed=seed,
+                num_workers=config.num_workers,
+                engine=config.engine,
+                evaluate=evaluate_on(self.data, ids=held_out, forward=forward),
+                on_step=on_step,
+                checkpoints=self._checkpoints(stage),
+            )
+        return history.final["accuracy"], cost_of(history, rate_of(model, self.example), held_out)
 
     def pool(self, table: IrreducibleLosses | None) -> np.ndarray:
         """What is selected from: the training side, or what is trusted of it."""
@@ -339,7 +317,7 @@ class Stages:
             return train
         if table is None:
             raise ConfigError(
-                f"--trusted needs irreducible losses to judge labels by, which {self.config.acquisition} does without; "
+                f"--trusted needs irreducible losses to judge labels by, which {self.acquisitions[0]} does without; "
                 f"leave it out, or give --irreducible FILE"
             )
         trusted = trusted_ids(table, self.data, train, odds=odds)
@@ -352,7 +330,7 @@ class Stages:
         return trusted
 
     def _odds(self, table: IrreducibleLosses | None) -> float:
-        return usual_odds(self.config.trusted, self.config.acquisition, table)
+        return usual_odds(self.config.trusted, self.acquisitions[0], table)
 
     def baseline(self, acquisition: Acquisition, *, on_record: OnRecord | None = None) -> tuple[Recording, nn.Module]:
         """The large model on the same candidates, choosing for itself, and without irreducible losses."""
@@ -373,15 +351,15 @@ class Stages:
         on_record: OnRecord | None,
         **settings: Any,
     ) -> Recording:
-        config, corrupted = self.config, self.prepared.truth.corrupted
+        config, corrupted, selects = self.config, self.prepared.truth.corrupted, stage.startswith("select")
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
             recording = record(
                 model,
                 self.data,
                 irreducible=table,
                 acquisition=acquisition,
-                rule=self.rule if stage == "select" else top_k(),
-                ahead=config.ahead and stage == "select",
+                rule=self.rule_for(acquisition) if selects else top_k(),
+                ahead=config.ahead and selects,
                 candidates=config.candidates,
                 keep=config.keep,
                 steps=self.steps,
@@ -401,17 +379,17 @@ class Stages:
                     "proxy": config.proxy,
                     "temperature": config.temperature,
                     "mix_fraction": config.mix_fraction,
-                    "trusted": self._odds(table) if stage == "select" else 0.0,
+                    "trusted": self._odds(table) if selects else 0.0,
                     "training": asdict(config.training),
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},
                 **settings,
             )
-        self._bill(stage, recording.history.cost, recording.steps)
+        self.bill(stage, recording.history.cost, recording.steps)
         return recording
 
-    def _bill(self, stage: str, cost: Cost, steps: int) -> None:
+    def bill(self, stage: str, cost: Cost, steps: int) -> None:
         self.ledger.stages[stage] = cost
         if self.track is not None:
             self.track.log(f"ledger/{stage}", steps, numbers(asdict(cost)))
@@ -444,5 +422,5 @@ class Stages:
                 on_step=on_step,
                 checkpoints=self._checkpoints("train"),
             )
-        self._bill("train", history.cost, history.steps)
+        self.bill("train", history.cost, history.steps)
         return history, model

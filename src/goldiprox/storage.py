@@ -5,6 +5,7 @@ import errno
 import logging
 import mmap
 import os
+import shutil
 import stat
 import time
 import weakref
@@ -67,6 +68,19 @@ def publish(partial: Path, path: Path) -> None:
     with writing(path):
         os.replace(partial, path)
         sync_folder(path.parent)
+
+
+def name_again(path: Path, also: Path) -> None:
+    """Gives a finished file a second name, in one step; where there are no links, to a copy."""
+    partial = partial_path(also)
+    with writing(also):
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:
+            shutil.copyfile(path, partial)
+            sync(partial)
+        publish(partial, also)
 
 
 def sync(path: Path) -> None:

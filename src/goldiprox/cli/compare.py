@@ -17,7 +17,8 @@ from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
 from goldiprox.rules import OVERTAKEN
-from goldiprox.stages import RunConfig, Silent
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Silent
 
 DATA = [flag for flag in o.DATA if flag[0] != "holdout_noise"]
 SIZES = [flag for flag in o.SELECTION if flag[0] in ("acquisition", "candidates", "keep")]
@@ -153,7 +154,9 @@ def _show(schedule: str, found: dict[str, Any], result: dict[str, Any]) -> None:
         if judged["minus_everything"]:
             out.print(f"  the holdout: {_held_out(judged['minus_everything'])}")
         if judged.get("minus_chance"):
-            out.print(f"  the proxy: {_chosen(judged['minus_chance'])}")
+            out.print(f"  the choice: {_chosen(judged['minus_chance'])}")
+        if name in found["methods"] and (taken := _taken(found["methods"][name])):
+            out.print(f"  the sequence: {taken}")
         if name in found["methods"] and (made_by := _made_by(found["methods"][name])):
             out.print(f"  irreducible losses: {made_by}")
         if overtaken := _overtaken(judged.get("below_floor")):
@@ -208,6 +211,20 @@ def _chosen(gap: dict[str, Any]) -> str:
     if gap["mean"] >= -(gap["error"] or 0):
         return said
     return f"{said}; leaving labels out is enough: train on gp.trusted_ids"
+
+
+def _taken(method: dict[str, Any]) -> str | None:
+    """Of two sequences, which was taken for how many seeds; nothing where there was one."""
+    seeds = [seed for seed in method["recorded_by"] if seed["rehearsed"]]
+    if not seeds:
+        return None
+    means = {by: sum(s["rehearsed"][by] for s in seeds) / len(seeds) for by in seeds[0]["rehearsed"]}
+    count = {by: sum(s["name"] == by for s in seeds) for by in means}
+    by, other = sorted(means, key=lambda name: -count[name])
+    return (
+        f"recorded by {by} for {count[by]} of {len(seeds)} seeds: on what was held out, a small model that learnt from "
+        f"it is right on {percent(means[by])}, one that learnt from the sequence by {other} on {percent(means[other])}"
+    )
 
 
 def _made_by(method: dict[str, Any]) -> str:

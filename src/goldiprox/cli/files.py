@@ -18,7 +18,8 @@ from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.prepare import DataConfig
 from goldiprox.sequence import KIND, Sequence
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Stages
 
 Files = Annotated[list[Path], typer.Argument(help="Sequences and irreducible tables.")]
 

@@ -9,7 +9,8 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, out, print_json
 from goldiprox.materialized import materialize as write_examples
 from goldiprox.sequence import Sequence
-from goldiprox.stages import RunConfig, Silent, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Silent, Stages
 
 
 @o.configured(o.DATA, o.ORDER)

@@ -19,7 +19,7 @@ from goldiprox.holdout import HoldoutConfig
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
 from goldiprox.rules import RULE
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 from goldiprox.suspects import ODDS
 
 Flag = tuple[str, Any, Any, str]
@@ -73,7 +73,13 @@ SCHEDULE: list[Flag] = [
     ("schedule", str, "constant", "Of proxy's and model's learning rate: constant, or cosine (decayed to zero)."),
 ]
 SELECTION: list[Flag] = [
-    ("acquisition", str, "reducible_loss", "What scores candidates; or package.module:callable."),
+    (
+        "acquisition",
+        str | None,
+        None,
+        "What scores candidates, or package.module:callable; auto (the default of run and compare): two sequences are "
+        "recorded, by reducible_loss and by predictability, and the one that teaches a small model more is taken.",
+    ),
     (
         "rule",
         str | None,

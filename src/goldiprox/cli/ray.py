@@ -12,7 +12,7 @@ from goldiprox.data.parquet import ImageRows
 from goldiprox.data.sources import training_files
 from goldiprox.errors import ConfigError, Interrupted
 from goldiprox.ray_scoring import RayScoring, import_ray
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 from goldiprox.watch import pick_device
 
 RayAddress = Annotated[

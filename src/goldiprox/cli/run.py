@@ -12,9 +12,11 @@ from goldiprox.cli.console import Bars, err, next_command, out, percent, print_j
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import GoldiproxError, MissingExtra
+from goldiprox.rehearsal import acquisitions
 from goldiprox.report.collect import read_run
 from goldiprox.report.page import NAME, write_page
-from goldiprox.stages import RunConfig, Silent, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Silent, Stages
 
 FEW_STEPS = 100
 """Below this nothing has been learnt that could be compared."""
@@ -97,6 +99,8 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         how = "" if result["il_model"]["cleaned"] else ", trained once"
         why = f"since {instead['of']} falls short: {instead['because']}"
         out.print(f"\nHoldout model: {result['il_model']['name']}{how}, {why}.")
+    if rehearsed := result["sequence"]["rehearsed"]:
+        out.print(f"\n{_rehearsed(rehearsed, result)}")
     headers = ["trained on", "final accuracy", "best", "seconds", *(["corrupted picks"] if corrupted["data"] else [])]
     out.print()
     out.print(table(title, headers, rows))
@@ -104,7 +108,7 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
         il_model, model = result["il_model"]["name"], result["model"]["name"]
-        if needs_table(config.acquisition) and il_model != model:
+        if needs_table(acquisitions(config.acquisition, config.rule)[0]) and il_model != model:
             out.print(
                 f"What its holdout model, {il_model}, cannot learn looks unlearnable; {model} may learn it. Try "
                 f"--il-model {model}."
@@ -130,6 +134,15 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files: {result['out']}")
     if result["report"]:
         out.print(f"To look at, in any browser: {result['report']}")
+
+
+def _rehearsed(accuracies: dict[str, float], result: dict[str, Any]) -> str:
+    by = result["sequence"]["by"]
+    (other,) = accuracies.keys() - {by}
+    return (
+        f"The sequence was recorded by {by}: what was held out says that {result['proxy']['name']} learns more from it "
+        f"({percent(accuracies[by])}) than from the one by {other} ({percent(accuracies[other])})."
+    )
 
 
 def _next(result: dict[str, Any], config: RunConfig) -> None:

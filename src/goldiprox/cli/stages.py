@@ -27,7 +27,8 @@ from goldiprox.pipeline import TRACKING, run_folder
 from goldiprox.prepare import fitting_sizes
 from goldiprox.ranks import Ranks
 from goldiprox.sequence import Sequence
-from goldiprox.stages import Progress, RunConfig, Silent, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Progress, Silent, Stages
 
 
 @o.configured(o.DATA, o.PROXY, o.HOLDOUT_MODEL, o.PRESET, o.OPTIMISER, o.MACHINE)
@@ -101,7 +102,7 @@ def irreducible(
     return next_command(f"select --irreducible {quote(str(path))} --out sequence.arrow{flags}{fitting}")
 
 
-@o.configured(o.DATA, o.PROXY, o.PRESET, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE)
+@o.configured(o.DATA, o.PROXY, o.PRESET, o.SELECTION, o.OPTIMISER, o.SCHEDULE, o.MACHINE, acquisition="reducible_loss")
 def select(
     config: RunConfig,
     irreducible: Annotated[
@@ -125,6 +126,11 @@ def select(
     json: o.Json = False,
 ) -> None:
     """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
+    if config.acquisition == AUTO:
+        raise ConfigError(
+            "--acquisition auto records two sequences and takes one, which run and compare do; give one here: "
+            "reducible_loss (the default) or predictability"
+        )
     if irreducible is None and config.acquisition in NEEDS_TABLE:
         there = " (there is an irreducible.arrow here)" if Path("irreducible.arrow").exists() else ""
         raise MissingIrreducible(

@@ -10,7 +10,8 @@ from goldiprox.cli.console import out, percent, print_json, printable, table
 from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
-from goldiprox.stages import RunConfig, Stages
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Stages
 from goldiprox.suspects import as_csv, fair_odds, find_suspects, judge, rows, suspected, wrong_share
 
 

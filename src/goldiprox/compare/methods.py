@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from goldiprox.acquisition import ACQUISITIONS
+from goldiprox.enough import AUTO
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.forward import generalised_cross_entropy
 from goldiprox.holdout import Checkpoint, HoldoutConfig, Mixup
@@ -21,11 +22,11 @@ class Method:
     Attributes:
         rule: Turns scores into a choice, as in `goldiprox.rules.make_rule`. ``default`` takes what the comparison says,
             ``paper`` is the paper's way in all that is not given.
-        acquisition: Scores candidates.
+        acquisition: Scores candidates, or ``auto``, as in `goldiprox.settings.RunConfig`.
         proxy: Selects.
         proxy_schedule: Of the proxy's learning rate; else that of the model's.
         candidates: Scored per step.
-        il_model: The holdout model, as in `goldiprox.stages.RunConfig`.
+        il_model: The holdout model, as in `goldiprox.settings.RunConfig`.
         checkpoint: Of the holdout model.
         holdout_epochs: At most, for the holdout model.
         il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.
@@ -72,7 +73,7 @@ class Method:
                     object.__setattr__(self, name, value)
         if self.rule != "default":
             make_rule(self.rule)
-        if self.acquisition:
+        if self.acquisition not in (None, AUTO):
             resolve("acquisition", self.acquisition, ACQUISITIONS)
         for name, known in (
             ("proxy_schedule", Schedule),

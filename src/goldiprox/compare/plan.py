@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from goldiprox.compare.methods import Method
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.optim import Schedule, TrainingConfig
-from goldiprox.stages import RunConfig
+from goldiprox.settings import RunConfig
 
 UniformOn = Literal["train", "everything"]
 EVALUATIONS = 12

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from goldiprox.acquisition import ZERO_IS_LEARNT
 from goldiprox.analysis import REPLAYS, spearman
 from goldiprox.artifacts import check_folder, versions, write_json
 from goldiprox.compare.lab import Lab
@@ -130,6 +131,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
             {"name": c["made_by"]} | {k: c[k] for k in ("accuracy", "cleaned", "instead")} for c in costs
         ],
         "cost": {"holdout": holdout, "proxy": choosing},
+        "recorded_by": [{"name": r.numbers["by"], "rehearsed": r.numbers.get("rehearsed")} for r in proxy],
         "proxy_accuracy": asdict(interval(_final(proxy))),
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
         "corrupted": asdict(interval([run.numbers["corrupted"] for run in proxy])),
@@ -159,9 +161,11 @@ def _judged(lab: Lab, runs: Runs, uniform: Uniform, once: dict[str, Any]) -> dic
 
 def below_floor(lab: Lab, method: Method, proxy: Runs) -> dict[str, Any] | None:
     """The share of candidates on which a proxy is better than its holdout model, at every evaluation: of the compared
-    ones that the method selects from, over all seeds. None where there are none.
+    ones that the method selects from, over all seeds. None where there are none, or what was chosen does not depend on
+    it.
     """
-    if not all("reducible" in run.arrays for run in proxy):
+    zero_counts = {f.__name__ for f in ZERO_IS_LEARNT}
+    if not all("reducible" in run.arrays and run.numbers["by"] in zero_counts for run in proxy):
         return None
     ids = compared_ids(lab.train, lab.plan.config.candidates, lab.plan.compared).numpy()
     chosen_from = [np.isin(ids, pool) for pool in lab.pools(method).values()]

@@ -18,7 +18,7 @@ from goldiprox.data.corruption import NoiseKind, Truth
 from goldiprox.data.sources import MAX_CLASSES
 from goldiprox.errors import ConfigError, CorruptFile, GoldiproxError, MissingFile
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.ledger import Cost
+from goldiprox.ledger import Cost, Ledger
 from goldiprox.messages import MAX_DEPTH, depth
 from goldiprox.moments import Moments
 from goldiprox.pipeline import CHECKPOINTS
@@ -144,16 +144,16 @@ def read_run(
         given = data.labels
     moments = _moments(folder / "losses.parquet", len(table), end // sequence.keep)
     try:
-        proxy = _proxy(folder / "metrics.jsonl")
+        proxy = _proxy(folder / "metrics.jsonl", sequence.header.config.get("acquisition"))
         methods = _methods(result, curves, ids, len(table.ids), sequence.keep)
         by_role = {method.role: method for method in methods}
         ledger = _ledger(result)
-        bill = ledger["irreducible"]
+        once = Ledger(ledger).paid_once
         factors = speedup(
             by_role.get("uniform", methods[0]).evaluations,
             methods[0].evaluations,
             proxy,
-            paid_once={"flops": bill.flops, "seconds": bill.seconds},
+            paid_once={"flops": once.flops, "seconds": once.seconds},
         )
         return Run(
             name=folder.resolve().name,
@@ -225,11 +225,13 @@ def _ledger(result: Mapping[str, Any]) -> dict[str, Cost]:
     return ledger
 
 
-def _proxy(path: Path) -> list[dict[str, Any]]:
+def _proxy(path: Path, acquisition: str | None) -> list[dict[str, Any]]:
+    """The evaluations of the proxy that recorded the sequence; where there were two, of the one that was taken."""
     if not path.is_file():
         raise MissingFile(f"{path} does not exist; run it again")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = [line for line in lines if line["stage"] == "select"]
+    found = [line for line in lines if line["stage"] == f"select by {acquisition}"]
+    found = found or [line for line in lines if line["stage"] == "select"]
     for e in found:
         _check_numbers(e["step"], e["flops"] or 0, e["seconds"])
     return found

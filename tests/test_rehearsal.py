@@ -1,0 +1,209 @@
+"""Of two sequences the one is taken that teaches a model of the proxy's kind more, by what was held out."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import goldiprox as gp
+from goldiprox import pipeline
+from goldiprox.cli.compare import _taken
+from goldiprox.compare import lab as labs
+from goldiprox.compare.lab import Lab
+from goldiprox.compare.methods import Method
+from goldiprox.compare.plan import Plan
+from goldiprox.compare.result import compare
+from goldiprox.errors import Interrupted
+from goldiprox.ledger import Cost, Rate
+from goldiprox.loop import History, rate_of
+from goldiprox.pipeline import run
+from goldiprox.rehearsal import LISTS, acquisitions, best, cost_of
+from goldiprox.report.collect import read_run
+from goldiprox.rules import RULE
+from goldiprox.settings import RunConfig
+from goldiprox.stages import Silent, Stages
+from test_cli import QUICK, goldiprox  # noqa: F401
+from test_compare import forbidden
+from test_enough import config as config_of
+
+
+def config(**changes) -> RunConfig:
+    return config_of("blobs", **{"il_model": "proxy", "noise": 0.2, "epochs": 2} | changes)
+
+
+@pytest.fixture
+def against_the_proxy(monkeypatch):
+    """Small models learn more from the order by the holdout model."""
+    monkeypatch.setattr(pipeline, "best", lambda accuracies: "predictability")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "expected"),
+    [
+        ("auto", RULE, LISTS),
+        ("auto", "top_k", ("reducible_loss",)),
+        ("loss", RULE, ("loss",)),
+        ("mine:score", "top_k", ("mine:score",)),
+    ],
+)
+def test_what_sequences_are_recorded_by(name, rule, expected):
+    assert acquisitions(name, rule) == expected
+
+
+def test_the_best_one_is_taken_and_of_equals_the_first():
+    assert best({"a": 0.5, "b": 0.6}) == "b"
+    assert best({"a": 0.5, "b": 0.5}) == "a"
+
+
+def test_what_was_held_out_is_on_the_bill():
+    history = History(cost=Cost(examples_trained=10, flops=600, seconds=2.0, evaluation_seconds=0.5))
+    cost = cost_of(history, Rate(forward=20, training=60), torch.arange(7).numpy())
+    assert cost == Cost(examples_scored=7, examples_trained=10, flops=740, seconds=2.5)
+    assert history.cost.evaluation_seconds == 0.5
+    assert cost_of(history, None, torch.arange(7).numpy()).flops is None
+
+
+class TestRun:
+    def test_it_takes_what_teaches_more_and_says_so(self, tmp_path):
+        result = run(config(), str(tmp_path))
+        by, rehearsed = result["sequence"]["by"], result["sequence"]["rehearsed"]
+        assert rehearsed.keys() == set(LISTS)
+        assert by == best(rehearsed)
+        taken = {name: gp.Sequence.open(tmp_path / f"sequence-{name}.arrow").digest for name in LISTS}
+        assert taken["reducible_loss"] != taken["predictability"]
+        assert result["sequence"]["digest"] == gp.Sequence.open(tmp_path / "sequence.arrow").digest == taken[by]
+
+    def test_both_and_the_knowledge_of_which_are_paid_for(self, tmp_path, against_the_proxy):
+        result = run(config(), str(tmp_path / "both"))
+        alone = {name: run(config(acquisition=name), str(tmp_path / name)) for name in LISTS}
+        flops = {name: alone[name]["ledger"]["select"]["flops"] for name in LISTS}
+        assert result["ledger"]["select"]["flops"] == flops["predictability"]
+        stages = Stages(config())
+        rate, held_out = (
+            rate_of(stages.build("test_enough:line", "proxy", 0), stages.example),
+            stages.prepared.split.holdout,
+        )
+        assert rate is not None
+        each = stages.steps * 8 * rate.training + len(held_out) * rate.forward
+        assert result["ledger"]["rehearsal"]["flops"] == flops["reducible_loss"] + 2 * each
+        assert all("rehearsal" not in one["ledger"] for one in alone.values())
+        for name in LISTS:
+            sequence = gp.Sequence.open(tmp_path / "both" / f"sequence-{name}.arrow")
+            assert sequence.digest == alone[name]["sequence"]["digest"]
+        assert result["speedup"]["replay"]["flops"] == alone["predictability"]["speedup"]["replay"]["flops"]
+
+    def test_the_page_shows_the_proxy_of_the_one_that_was_taken(self, tmp_path, against_the_proxy):
+        run(config(), str(tmp_path / "r"))
+        lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+        shown = read_run(tmp_path / "r")
+        own = [line for line in lines if line["stage"] == "select by predictability"]
+        assert shown.proxy == own != [line for line in lines if line["stage"] == "select"]
+        assert shown.methods[0].label == "the sequence (predictability)"
+        assert shown.speedup == json.loads((tmp_path / "r" / "result.json").read_text())["speedup"]
+
+    @pytest.mark.parametrize("stage", ["select-by-predictability", "rehearse-reducible_loss", "train"])
+    def test_broken_off_anywhere_it_ends_the_same(self, tmp_path, stage, against_the_proxy):
+        whole = run(config(), str(tmp_path / "whole"))
+        asked, begun = iter(range(100)), tmp_path / "r" / ".checkpoint" / stage
+        with pytest.raises(Interrupted):
+            run(config(), str(tmp_path / "r"), every=0.0, stop=lambda: begun.exists() and next(asked) > 3)
+        again = run(config(), str(tmp_path / "r"))
+        assert again["sequence"]["digest"] == whole["sequence"]["digest"]
+        assert again["sequence"]["rehearsed"] == whole["sequence"]["rehearsed"]
+        for name in ("select", "rehearsal"):
+            assert again["ledger"][name]["flops"] == whole["ledger"][name]["flops"]
+
+    def test_a_second_run_takes_the_place_of_the_first(self, tmp_path, monkeypatch, against_the_proxy):
+        first = run(config(), str(tmp_path / "r"))
+        monkeypatch.setattr(pipeline, "best", lambda accuracies: "reducible_loss")
+        second = run(config(), str(tmp_path / "r"), force=True)
+        assert gp.Sequence.open(tmp_path / "r" / "sequence.arrow").digest == second["sequence"]["digest"]
+        assert first["sequence"]["digest"] != second["sequence"]["digest"]
+
+    def test_there_is_nothing_to_rehearse_for_where_nothing_is_held_out(self, tmp_path):
+        cross_fitted = config(num_folds=2)
+        cross_fitted = replace(cross_fitted, data=replace(cross_fitted.data, holdout=0.0))
+        result = run(cross_fitted, str(tmp_path))
+        assert (result["sequence"]["by"], result["sequence"]["rehearsed"]) == ("reducible_loss", {})
+        assert not (tmp_path / "sequence-predictability.arrow").exists()
+
+    def test_the_paper_has_one_sequence(self):
+        assert Stages(replace(RunConfig.paper(), data=config().data)).acquisitions == ("reducible_loss",)
+
+
+class TestCompare:
+    @pytest.fixture
+    def plan(self):
+        return Plan(config(), methods=(Method(),), steps=48, budgets=(1,), seeds=(0, 1), itself=False, compared=40)
+
+    def test_seed_by_seed_with_the_bill_for_both(self, plan, tmp_path, monkeypatch):
+        lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]
+        answers = iter(["predictability", "reducible_loss"])
+        monkeypatch.setattr(labs, "best", lambda accuracies: next(answers))
+        taken = lab.recorded(method, "cosine")
+        alone = {name: lab.recorded(Method(acquisition=name), "cosine") for name in LISTS}
+        assert [run.numbers["by"] for run in taken] == ["predictability", "reducible_loss"]
+        for n, by in enumerate(("predictability", "reducible_loss")):
+            assert taken[n].numbers["digest"] == alone[by][n].numbers["digest"]
+            both = sum(runs[n].numbers["flops"] for runs in alone.values())
+            assert taken[n].numbers["flops"] > both
+            assert taken[n].numbers["rehearsed"].keys() == set(LISTS)
+            assert "rehearsed" not in alone[by][n].numbers
+
+    def test_a_rehearsal_is_kept_like_every_run(self, plan, tmp_path, monkeypatch):
+        before = Lab(plan, tmp_path, Silent()).recorded(plan.methods[0], "cosine")
+        monkeypatch.setattr(labs, "replay_many", forbidden)
+        again = Lab(plan, tmp_path, Silent()).recorded(plan.methods[0], "cosine")
+        assert [run.numbers for run in again] == [run.numbers for run in before]
+
+    def test_the_result_names_what_was_taken(self, plan, tmp_path):
+        result = compare(replace(plan, methods=(Method(), Method("top_k"))), tmp_path)
+        methods = result["schedules"]["cosine"]["methods"]
+        for seed in methods["default"]["recorded_by"]:
+            assert seed["name"] == best(seed["rehearsed"])
+        assert methods["top_k"]["recorded_by"] == [{"name": "reducible_loss", "rehearsed": None}] * 2
+        assert _taken(methods["top_k"]) is None
+
+    def test_in_words(self):
+        seeds = [("predictability", 0.5, 0.7), ("reducible_loss", 0.6, 0.5), ("predictability", 0.4, 0.6)]
+        made = [{"name": n, "rehearsed": {"reducible_loss": a, "predictability": b}} for n, a, b in seeds]
+        assert _taken({"recorded_by": made}) == (
+            "recorded by predictability for 2 of 3 seeds: on what was held out, a small model that learnt from it is "
+            "right on 60.0%, one that learnt from the sequence by reducible_loss on 50.0%"
+        )
+
+    def test_a_floor_is_spoken_of_only_where_scores_have_one(self, plan, tmp_path):
+        methods = (Method(acquisition="predictability"), Method(acquisition="reducible_loss"))
+        found = compare(replace(plan, methods=methods), tmp_path)["schedules"]["cosine"]["methods"]
+        floors = {name: found[f"default,acquisition={name}"]["sequence"]["below_floor"] for name in LISTS}
+        assert floors["predictability"] is None
+        assert floors["reducible_loss"]["share"]
+
+
+def test_one_stage_alone_records_one_sequence(goldiprox):  # noqa: F811
+    code, _, err = goldiprox("select", *QUICK, "--acquisition", "auto")
+    assert code == 2
+    assert "which run and compare do" in err
+
+
+def test_turns_by_predictability_are_as_the_method_card_says():
+    """As many as the run has passes, times one and what the label is likelier than on average; the surest first."""
+    draw = torch.Generator().manual_seed(0)
+    data = gp.TensorData(torch.zeros(600, 2), torch.zeros(600, dtype=torch.long), num_classes=2)
+    sure = torch.rand(600, generator=draw) ** 0.3
+    table, steps, keep = gp.IrreducibleLosses(-sure.log()), 600, 10
+    recording = gp.record(
+        torch.nn.Linear(2, 2),
+        data,
+        irreducible=table,
+        acquisition=gp.predictability,
+        steps=steps,
+        candidates=600,
+        keep=keep,
+    )
+    passes, ids = steps * keep / 600, torch.as_tensor(recording.ids)
+    times = torch.bincount(ids, minlength=600)
+    assert (times - passes * (1 + sure - sure.mean())).abs().max() < 1
+    first = torch.tensor([(ids == i).nonzero()[0, 0].item() for i in range(600)]) / len(ids)
+    assert first[sure < 0.3].min() > first[sure > 0.9].max()
