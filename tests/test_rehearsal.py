@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import goldiprox as gp
+from conftest import make_mlp
 from goldiprox import pipeline
 from goldiprox.cli.compare import _taken
 from goldiprox.compare import lab as labs
@@ -18,7 +19,7 @@ from goldiprox.errors import Interrupted
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import History, rate_of
 from goldiprox.pipeline import run
-from goldiprox.rehearsal import LISTS, acquisitions, best, cost_of
+from goldiprox.rehearsal import LISTS, acquisitions, best, judged
 from goldiprox.report.collect import read_run
 from goldiprox.rules import RULE
 from goldiprox.settings import RunConfig
@@ -35,7 +36,7 @@ def config(**changes) -> RunConfig:
 @pytest.fixture
 def against_the_proxy(monkeypatch):
     """Small models learn more from the order by the holdout model."""
-    monkeypatch.setattr(pipeline, "best", lambda accuracies: "predictability")
+    monkeypatch.setattr(pipeline, "best", lambda missed: "predictability")
 
 
 @pytest.mark.parametrize(
@@ -51,17 +52,25 @@ def test_what_sequences_are_recorded_by(name, rule, expected):
     assert acquisitions(name, rule) == expected
 
 
-def test_the_best_one_is_taken_and_of_equals_the_first():
-    assert best({"a": 0.5, "b": 0.6}) == "b"
-    assert best({"a": 0.5, "b": 0.5}) == "a"
+@pytest.mark.parametrize(("fewer", "taken"), [(60, "other"), (10, "first"), (0, "first"), (-60, "first")])
+def test_the_first_is_taken_unless_the_other_one_misses_clearly_fewer(fewer, taken):
+    missed = (torch.arange(1_000) < 300).double()
+    other = (torch.arange(1_000) < 300 - fewer).double()
+    other[torch.arange(1_000) >= 900] = 1.0  # each misses a hundred that the other does not
+    missed[(torch.arange(1_000) >= 500) & (torch.arange(1_000) < 600)] = 1.0
+    assert best({"first": missed, "other": other}) == taken
 
 
-def test_what_was_held_out_is_on_the_bill():
+def test_what_is_missed_and_what_it_cost_to_know(blobs):
+    model, ids = make_mlp(), torch.arange(7).numpy()
     history = History(cost=Cost(examples_trained=10, flops=600, seconds=2.0, evaluation_seconds=0.5))
-    cost = cost_of(history, Rate(forward=20, training=60), torch.arange(7).numpy())
-    assert cost == Cost(examples_scored=7, examples_trained=10, flops=740, seconds=2.5)
-    assert history.cost.evaluation_seconds == 0.5
-    assert cost_of(history, None, torch.arange(7).numpy()).flops is None
+    missed, cost = judged(model, blobs, ids, history, Rate(forward=20, training=60))
+    x, y = blobs.gather(torch.arange(7))
+    assert missed.tolist() == (model.eval()(x).argmax(1) != y).double().tolist()
+    assert (cost.examples_scored, cost.examples_trained, cost.flops) == (7, 10, 740)
+    assert cost.seconds > 2.0
+    assert history.cost.flops == 600
+    assert judged(model, blobs, ids, history, None)[1].flops is None
 
 
 class TestRun:
@@ -69,7 +78,7 @@ class TestRun:
         result = run(config(), str(tmp_path))
         by, rehearsed = result["sequence"]["by"], result["sequence"]["rehearsed"]
         assert rehearsed.keys() == set(LISTS)
-        assert by == best(rehearsed)
+        assert by == "predictability" or rehearsed["reducible_loss"] >= rehearsed["predictability"] - 0.05
         taken = {name: gp.Sequence.open(tmp_path / f"sequence-{name}.arrow").digest for name in LISTS}
         assert taken["reducible_loss"] != taken["predictability"]
         assert result["sequence"]["digest"] == gp.Sequence.open(tmp_path / "sequence.arrow").digest == taken[by]
@@ -116,7 +125,7 @@ class TestRun:
 
     def test_a_second_run_takes_the_place_of_the_first(self, tmp_path, monkeypatch, against_the_proxy):
         first = run(config(), str(tmp_path / "r"))
-        monkeypatch.setattr(pipeline, "best", lambda accuracies: "reducible_loss")
+        monkeypatch.setattr(pipeline, "best", lambda missed: "reducible_loss")
         second = run(config(), str(tmp_path / "r"), force=True)
         assert gp.Sequence.open(tmp_path / "r" / "sequence.arrow").digest == second["sequence"]["digest"]
         assert first["sequence"]["digest"] != second["sequence"]["digest"]
@@ -140,7 +149,7 @@ class TestCompare:
     def test_seed_by_seed_with_the_bill_for_both(self, plan, tmp_path, monkeypatch):
         lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]
         answers = iter(["predictability", "reducible_loss"])
-        monkeypatch.setattr(labs, "best", lambda accuracies: next(answers))
+        monkeypatch.setattr(labs, "best", lambda missed: next(answers))
         taken = lab.recorded(method, "cosine")
         alone = {name: lab.recorded(Method(acquisition=name), "cosine") for name in LISTS}
         assert [run.numbers["by"] for run in taken] == ["predictability", "reducible_loss"]
@@ -161,7 +170,8 @@ class TestCompare:
         result = compare(replace(plan, methods=(Method(), Method("top_k"))), tmp_path)
         methods = result["schedules"]["cosine"]["methods"]
         for seed in methods["default"]["recorded_by"]:
-            assert seed["name"] == best(seed["rehearsed"])
+            assert seed["rehearsed"].keys() == set(LISTS)
+            assert seed["name"] in LISTS
         assert methods["top_k"]["recorded_by"] == [{"name": "reducible_loss", "rehearsed": None}] * 2
         assert _taken(methods["top_k"]) is None
 

@@ -284,15 +284,15 @@ def _select(
         found[name] = stages.select(table, paths[name], by=name, **settings)
     if len(names) == 1:
         return *found[names[0]], names[0], {}
-    once, accuracies = Cost(), {}
+    once, missed = Cost(), {}
     for name in names:
-        accuracies[name], cost = stages.rehearse(Sequence.open(paths[name], data=stages.data), name)
+        missed[name], cost = stages.rehearse(Sequence.open(paths[name], data=stages.data), name)
         once.merge(cost)
-    taken = best(accuracies)
+    taken = best(missed)
     bills = {name: stages.ledger.stages.pop(stages.selecting(name)) for name in names}
     stages.ledger.stages["select"] = bills.pop(taken)
     for other in bills.values():
         once.merge(other)
     stages.bill("rehearsal", once, stages.steps)
     name_again(paths[taken], path)
-    return *found[taken], taken, accuracies
+    return *found[taken], taken, {name: 1 - float(each.mean()) for name, each in missed.items()}

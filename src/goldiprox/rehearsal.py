@@ -6,9 +6,12 @@ or a proxy knows tells which. Small models tell: where they learn more from one 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
+from goldiprox.assessment import assess, misses_more
 from goldiprox.enough import AUTO
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import History
@@ -33,15 +36,36 @@ def acquisitions(name: str, rule: str) -> tuple[str, ...]:
     return LISTS if rule == RULE else LISTS[:1]
 
 
-def best(accuracies: Mapping[str, float]) -> str:
-    """By name, the one that did best; of equals the first."""
-    return max(accuracies, key=lambda name: accuracies[name])
+def best(missed: Mapping[str, Tensor]) -> str:
+    """By name, the first list; or one from which a model misses fewer, by more than two standard errors.
+
+    Args:
+        missed: For each list, which of the same examples its model misses.
+    """
+    taken, *others = missed
+    for other in others:
+        if misses_more(missed[taken], missed[other]):
+            taken = other
+    return taken
 
 
-def cost_of(history: History, rate: Rate | None, held_out: np.ndarray) -> Cost:
-    """What a rehearsal cost: learning from a list, and a pass over what was held out, which is part of it here."""
+def judged(
+    model: nn.Module, data: Any, held_out: np.ndarray, history: History, rate: Rate | None, **settings: Any
+) -> tuple[Tensor, Cost]:
+    """Which of what was held out a model misses, by the labels as they are; and the bill of its rehearsal, this pass
+    included.
+
+    Args:
+        model: Has learnt from a list.
+        data: The base data set.
+        held_out: The ids.
+        history: Of its training.
+        rate: Its FLOPs.
+        settings: As for `goldiprox.assessment.assess`.
+    """
     cost = Cost()
     cost.merge(history.cost)
-    cost.seconds, cost.evaluation_seconds = cost.seconds + cost.evaluation_seconds, 0.0
+    with cost.timed():
+        missed = assess(model, data, held_out, **settings)[:, 2] > 0
     cost.add(rate, scored=len(held_out))
-    return cost
+    return missed.double(), cost

@@ -27,7 +27,7 @@ from goldiprox.moments import KEY, watching
 from goldiprox.prepare import Prepared, differences, fitting_sizes, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
-from goldiprox.rehearsal import OTHER, acquisitions, cost_of
+from goldiprox.rehearsal import OTHER, acquisitions, judged
 from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule, top_k, usual_rule
 from goldiprox.selection import Selector
@@ -288,9 +288,9 @@ class Stages:
     def _acquisition(self, by: str | None) -> Acquisition:
         return self.acquisition if by in (None, self.acquisitions[0]) else ACQUISITIONS[by]
 
-    def rehearse(self, sequence: Sequence, by: str) -> tuple[float, Cost]:
-        """The accuracy on what was held out of another model of the proxy's kind that learnt from a sequence, and what
-        it cost to know.
+    def rehearse(self, sequence: Sequence, by: str) -> tuple[Tensor, Cost]:
+        """Which of what was held out another model of the proxy's kind misses that learnt from a sequence, and what it
+        cost to know.
         """
         config, held_out, stage = self.config, self.prepared.split.holdout, f"rehearse {by}"
         model, seed = self.build(config.proxy, "proxy", config.seed + OTHER), config.seed + OTHER
@@ -304,11 +304,11 @@ class Stages:
                 seed=seed,
                 num_workers=config.num_workers,
                 engine=config.engine,
-                evaluate=evaluate_on(self.data, ids=held_out, forward=forward),
                 on_step=on_step,
                 checkpoints=self._checkpoints(stage),
             )
-        return history.final["accuracy"], cost_of(history, rate_of(model, self.example), held_out)
+            how = {"forward": forward, "num_workers": config.num_workers}
+            return judged(model, self.data, held_out, history, rate_of(model, self.example), **how)
 
     def pool(self, table: IrreducibleLosses | None) -> np.ndarray:
         """What is selected from: the training side, or what is trusted of it."""

@@ -78,7 +78,7 @@ SELECTION: list[Flag] = [
         str | None,
         None,
         "What scores candidates, or package.module:callable; auto (the default of run and compare): two sequences are "
-        "recorded, by reducible_loss and by predictability, and the one that teaches a small model more is taken.",
+        "recorded, by reducible_loss and by predictability; the second is taken if it teaches a small model more.",
     ),
     (
         "rule",

@@ -140,8 +140,8 @@ def _rehearsed(accuracies: dict[str, float], result: dict[str, Any]) -> str:
     by = result["sequence"]["by"]
     (other,) = accuracies.keys() - {by}
     return (
-        f"The sequence was recorded by {by}: what was held out says that {result['proxy']['name']} learns more from it "
-        f"({percent(accuracies[by])}) than from the one by {other} ({percent(accuracies[other])})."
+        f"The sequence was recorded by {by}. Of what was held out, {result['proxy']['name']} is right on "
+        f"{percent(accuracies[by])} having learnt from it, on {percent(accuracies[other])} from the one by {other}."
     )
 
 

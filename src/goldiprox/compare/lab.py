@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
 from goldiprox.analysis import share
@@ -19,10 +20,10 @@ from goldiprox.errors import ConfigError
 from goldiprox.forward import call, generalised_cross_entropy, in_precision
 from goldiprox.holdout import HoldoutConfig, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.loop import Evaluate, evaluate_on, rate_of
+from goldiprox.loop import Evaluate, rate_of
 from goldiprox.optim import Schedule
 from goldiprox.recording import record_many
-from goldiprox.rehearsal import OTHER, acquisitions, best, cost_of
+from goldiprox.rehearsal import OTHER, acquisitions, best, judged
 from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule, usual_rule
 from goldiprox.sequence import Sequence as Recorded
@@ -184,13 +185,11 @@ class Lab(Bench):
 
         def settings(seed: int) -> dict[str, Any]:
             given = {"proxy": identity(name), "dropout": plan.config.dropout, "window": self._window(method)}
-            given |= {"sequence": recordings[seed].numbers["digest"], "rehearsal": True}
+            given |= {"sequence": recordings[seed].numbers["digest"]}
             return {**self._data, **given, **asdict(config), "seed": seed + OTHER}
 
         def make(seeds: Sequence[int]) -> Runs:
             models = [self.stages.build(name, "proxy", seed + OTHER) for seed in seeds]
-            forward = in_precision(call, config.precision)
-            evaluate = evaluate_on(self.stages.data, ids=held_out, forward=forward)
             with self._stage(f"rehearsal, {by.replace('_', ' ')}", name, plan.method_steps) as on_step:
                 histories = replay_many(
                     models,
@@ -200,17 +199,16 @@ class Lab(Bench):
                     each=[{"seed": s + OTHER} | ({"on_step": on_step} if n == 0 else {}) for n, s in enumerate(seeds)],
                     config=config,
                     num_workers=plan.config.num_workers,
-                    evaluate=evaluate,
                 )
-            costs = [
-                cost_of(h, rate_of(m, self.stages.example), held_out) for h, m in zip(histories, models, strict=True)
-            ]
-            return [
-                Kept({"accuracy": h.final["accuracy"], "flops": cost.flops, "seconds": cost.seconds})
-                for h, cost in zip(histories, costs, strict=True)
-            ]
+                made = []
+                how = {"forward": in_precision(call, config.precision), "num_workers": plan.config.num_workers}
+                for model, history in zip(models, histories, strict=True):
+                    rate = rate_of(model, self.stages.example)
+                    missed, cost = judged(model, self.stages.data, held_out, history, rate, **how)
+                    made.append(Kept({"flops": cost.flops, "seconds": cost.seconds}, {"missed": missed.bool().numpy()}))
+            return made
 
-        return self._runs("rehearse", settings, make, plan.proxies_at_once)
+        return self._runs("rehearsal", settings, make, plan.proxies_at_once)
 
     def _ordered(self, method: Method, run: Kept, seed: int) -> Recorded:
         """A recorded sequence in the order that the method says."""
@@ -393,8 +391,9 @@ def _taken(found: Mapping[str, Kept], rehearsed: Mapping[str, Kept]) -> Kept:
     """Of a seed's recordings the one whose rehearsal went best, with the bill for all of them."""
     if not rehearsed:
         return next(iter(found.values()))
-    accuracies = {by: run.numbers["accuracy"] for by, run in rehearsed.items()}
+    missed = {by: torch.from_numpy(run.arrays["missed"]).double() for by, run in rehearsed.items()}
+    accuracies = {by: 1 - float(each.mean()) for by, each in missed.items()}
     runs = [*found.values(), *rehearsed.values()]
     costs = {unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")}
-    chosen = found[best(accuracies)]
+    chosen = found[best(missed)]
     return replace(chosen, numbers=chosen.numbers | costs | {"rehearsed": accuracies})
