@@ -26,15 +26,16 @@ def speedup(
 ) -> dict[str, Any]:
     """How much cheaper the model reached the final accuracy of uniform training.
 
-    ``flops`` and ``seconds`` count everything: the holdout model, the proxy up to that step, and the model up to
-    that step. ``replay`` counts the model alone, as for anyone who was given the sequence. ``amortised`` is between
+    ``flops`` and ``seconds`` count everything: what is paid once, the proxy up to that step, and the model up to that
+    step. ``replay`` counts the model alone, as for anyone who was given the sequence. ``amortised`` is between
     the two: what is paid once is shared by so many models. All are None where the accuracy was not reached.
 
     Args:
         uniform: Evaluations of the model trained uniformly.
         model: Evaluations of the model trained on the sequence.
         proxy: Evaluations of the proxy that recorded it.
-        paid_once: FLOPs and seconds of the irreducible losses.
+        paid_once: FLOPs and seconds of the irreducible losses and, where there were two sequences, of the other one and
+            of the rehearsals.
     """
     target = uniform[-1]
     reached = first_reaching(model, target["accuracy"])

@@ -81,12 +81,16 @@ class Ledger:
 
     stages: dict[str, Cost] = field(default_factory=dict)
 
-    @property
-    def paid_once(self) -> Cost:
-        """All that came before a proxy recorded the sequence which was taken, however often that is replayed."""
+    def paid_once(self, taken: str = "select") -> Cost:
+        """All but the recording of the sequence and training on it: what is paid before the first step of either.
+
+        Args:
+            taken: The stage in which the sequence was recorded, where there were two.
+        """
         once = Cost()
-        for name in ("irreducible", "rehearsal"):
-            once.merge(self.stages.get(name, Cost()))
+        for name, cost in self.stages.items():
+            if name.startswith(("irreducible", "select", "rehearsal")) and name != taken:
+                once.merge(cost)
         return once
 
     def as_dict(self) -> dict[str, dict[str, Any]]:

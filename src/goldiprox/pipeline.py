@@ -29,7 +29,7 @@ from goldiprox.rehearsal import best
 from goldiprox.sequence import Sequence
 from goldiprox.settings import RunConfig
 from goldiprox.stages import Progress, Stages
-from goldiprox.storage import is_being_written, name_again
+from goldiprox.storage import copy_atomically, is_being_written
 
 TRACKING = "tracking"
 OURS = (
@@ -214,7 +214,7 @@ def _run_stages(
             "coverage": coverage_over_time(picks[name], num_train=len(train), keep=keep, steps=steps),
             "classes": np.bincount(labels[picks[name]], minlength=stages.data.num_classes or 0).tolist(),
         }
-    once = stages.ledger.paid_once
+    once = stages.ledger.paid_once(stages.selecting(by))
     stats = statistics(sequence)
     result = {
         "data": config.data.data,
@@ -272,10 +272,10 @@ def _select(
     watched: np.ndarray,
     logger: Callable[[str], OnRecord],
 ) -> tuple[Recording, nn.Module, str, dict[str, float]]:
-    """The sequence, and of several the one that teaches most: its recording and proxy, what it was recorded by, and by
-    name how each did.
+    """The sequence, of two the one that the rehearsals are for: its recording and proxy, what it was recorded by, and
+    how a small model did by each.
 
-    The others stay beside it, under the names of what they were recorded by. What it cost to know is on the bill.
+    Both stay beside it, under the names of what they were recorded by.
     """
     names, found = stages.acquisitions, {}
     paths = {name: path.with_stem(f"{path.stem}-{name}") if len(names) > 1 else path for name in names}
@@ -289,10 +289,6 @@ def _select(
         missed[name], cost = stages.rehearse(Sequence.open(paths[name], data=stages.data), name)
         once.merge(cost)
     taken = best(missed)
-    bills = {name: stages.ledger.stages.pop(stages.selecting(name)) for name in names}
-    stages.ledger.stages["select"] = bills.pop(taken)
-    for other in bills.values():
-        once.merge(other)
     stages.bill("rehearsal", once, stages.steps)
-    name_again(paths[taken], path)
-    return *found[taken], taken, {name: 1 - float(each.mean()) for name, each in missed.items()}
+    copy_atomically(paths[taken], path)
+    return *found[taken], taken, {name: float((1 - each).mean()) for name, each in missed.items()}

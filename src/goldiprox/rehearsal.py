@@ -23,17 +23,17 @@ OTHER = 1_000_003
 """Between the seed of a proxy and that of the model that rehearses: a list fits the weights that it was made with."""
 
 
-def acquisitions(name: str, rule: str) -> tuple[str, ...]:
+def acquisitions(name: str, rule: str, held_out: bool = True) -> tuple[str, ...]:
     """What sequences are recorded by, before one of them is taken.
 
     Args:
-        name: Of an acquisition; or ``auto`` for both of `LISTS`, and where the rule is not the default one for the
-            first.
-        rule: As a text.
+        name: Of an acquisition; or ``auto`` for both of `LISTS`, if there is a choice to be made, else the first.
+        rule: As a text; one that is not the default is for that one.
+        held_out: Whether anything is, to judge by.
     """
     if name != AUTO:
         return (name,)
-    return LISTS if rule == RULE else LISTS[:1]
+    return LISTS if rule == RULE and held_out else LISTS[:1]
 
 
 def best(missed: Mapping[str, Tensor]) -> str:

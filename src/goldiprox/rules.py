@@ -333,7 +333,8 @@ def make_rule(
         if setting.endswith("/run"):
             return discounted_top_k(_number(setting.removesuffix("/run"), text) / passes, unit="own")
         unit: Unit = "iqr" if setting.endswith("iqr") else "own" if setting.endswith("own") else "std"
-        return discounted_top_k(_number(setting.removesuffix(unit), text, passes), unit=unit)
+        number = setting if unit == "std" else setting.removesuffix(unit)
+        return discounted_top_k(_number(number, text, passes), unit=unit)
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
     return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)

@@ -103,8 +103,7 @@ class Stages:
             )
         self.prepared: Prepared = prepare(config.data)
         data, split = self.prepared.data, self.prepared.split
-        if not len(split.holdout):  # nothing to rehearse for
-            self.acquisitions = self.acquisitions[:1]
+        self.acquisitions = acquisitions(config.acquisition, config.rule, held_out=len(split.holdout) > 0)
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
         self.data, self.test = data, self.prepared.test

@@ -70,17 +70,13 @@ def publish(partial: Path, path: Path) -> None:
         sync_folder(path.parent)
 
 
-def name_again(path: Path, also: Path) -> None:
-    """Gives a finished file a second name, in one step; where there are no links, to a copy."""
-    partial = partial_path(also)
-    with writing(also):
-        partial.unlink(missing_ok=True)
-        try:
-            os.link(path, partial)
-        except OSError:
-            shutil.copyfile(path, partial)
-            sync(partial)
-        publish(partial, also)
+def copy_atomically(path: Path, to: Path) -> None:
+    """A copy of a finished file, there in one step; no link, so that what is begun anew there does not cut this one."""
+    partial = partial_path(to)
+    with writing(to):
+        shutil.copyfile(path, partial)
+        sync(partial)
+        publish(partial, to)
 
 
 def sync(path: Path) -> None:

@@ -18,7 +18,7 @@ from goldiprox.errors import UnknownName
 from goldiprox.holdout import HoldoutConfig
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig
-from goldiprox.rules import RULE
+from goldiprox.rules import IN_ORDER, RULE
 from goldiprox.settings import RunConfig
 from goldiprox.suspects import ODDS
 
@@ -78,14 +78,16 @@ SELECTION: list[Flag] = [
         str | None,
         None,
         "What scores candidates, or package.module:callable; auto (the default of run and compare): two sequences are "
-        "recorded, by reducible_loss and by predictability; the second is taken if it teaches a small model more.",
+        "recorded, by reducible_loss and by predictability, and the second is taken if it teaches a small model more; "
+        "with a --rule, or where nothing is held out, one, by reducible_loss.",
     ),
     (
         "rule",
         str | None,
         None,
-        "From scores to a choice: discounted_top_k (:P, :P/pass, :Piqr), top_k, gumbel_top_k (:T, :T/pass, :T..T), mix "
-        f"(:share), ranked, floored (:share); mix:0.2+ranked. Default: {RULE}.",
+        "From scores to a choice: discounted_top_k (:P, :P/pass, :P/run, :Piqr, :Pown), top_k, gumbel_top_k (:T, "
+        ":T/pass, :T..T), mix (:share), ranked, floored (:share); mix:0.2+ranked. Default: "
+        f"{RULE}; by predictability {IN_ORDER}.",
     ),
     ("temperature", float, 1.0, "Of gumbel_top_k, in standard deviations of the scores."),
     ("mix_fraction", float, 0.5, "Of mix: the share chosen uniformly."),
@@ -198,6 +200,7 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
 
     if values.get("noise", 0.0) is None:  # a demonstration's damage, never by default to data of one's own
         values["noise"] = 0.1 if values["data"] in SOURCES else 0.0
+    values.setdefault("acquisition", "reducible_loss")  # of commands that do not select
     values = {name: value for name, value in values.items() if value is not None}
     preset = values.get("preset", "default")
     if preset not in PRESETS:

@@ -118,7 +118,7 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         rows = [
             ["for whoever is given the sequence", *map(times, (speedup["steps"], replay["flops"], replay["seconds"]))],
             [
-                "holdout model and proxy on the bill",
+                "all that is paid once on the bill",
                 *map(times, (speedup["steps"], speedup["flops"], speedup["seconds"])),
             ],
         ]

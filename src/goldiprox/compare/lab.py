@@ -165,13 +165,12 @@ class Lab(Bench):
         return self._runs("holdout", settings, make, 1, seeds)
 
     def recorded(self, method: Method, schedule: Schedule) -> Runs:
-        """The proxy's recordings, with their sequences; where there are two, for every seed the one that teaches more.
-
-        Its cost is then that of both, and of knowing which.
+        """The proxy's recordings, with their sequences; where there are two, for every seed the one that the rehearsals
+        are for, at the cost of both and of knowing which.
         """
         own, names = method.proxy_schedule or schedule, self.acquisitions(method)
         settings = (self._proxy(method), "proxy", own, self.plan.proxies_at_once)
-        found = {by: self._selecting(method, by, *settings) for by in names}
+        found = {by: [_named(run, by) for run in self._selecting(method, by, *settings)] for by in names}
         rehearsed = {by: self._rehearsed(method, by, runs, schedule) for by, runs in found.items() if len(names) > 1}
         return [
             _taken({by: runs[n] for by, runs in found.items()}, {by: runs[n] for by, runs in rehearsed.items()})
@@ -179,7 +178,7 @@ class Lab(Bench):
         ]
 
     def _rehearsed(self, method: Method, by: str, recorded: Runs, schedule: Schedule) -> Runs:
-        """Another model of the proxy's kind on every sequence, and how well it does on what was held out."""
+        """Another model of the proxy's kind on every sequence, and what it misses of what was held out."""
         plan, name, held_out = self.plan, self._proxy(method), self.stages.prepared.split.holdout
         recordings, config = dict(zip(plan.seeds, recorded, strict=True)), plan.training(schedule)
 
@@ -266,7 +265,7 @@ class Lab(Bench):
                     eval_every=plan.unit,
                 )
             return [
-                Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest, "by": by}, taken(w), r.path)
+                Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest}, taken(w), r.path)
                 for r, w in zip(recordings, watchers, strict=True)
             ]
 
@@ -314,8 +313,8 @@ class Lab(Bench):
 
     def acquisitions(self, method: Method) -> tuple[str, ...]:
         """What its proxies record by."""
-        names = acquisitions(method.acquisition or self.plan.config.acquisition, self._given_rule(method))
-        return names if len(self.stages.prepared.split.holdout) else names[:1]
+        name, held_out = method.acquisition or self.plan.config.acquisition, len(self.stages.prepared.split.holdout) > 0
+        return acquisitions(name, self._given_rule(method), held_out)
 
     def _given_rule(self, method: Method) -> str:
         return self.plan.config.rule if method.rule == "default" else method.rule
@@ -387,12 +386,16 @@ class Lab(Bench):
         return self.plan.config.num_folds if method.folds is None else method.folds
 
 
+def _named(run: Kept, by: str) -> Kept:
+    return replace(run, numbers=run.numbers | {"by": by})
+
+
 def _taken(found: Mapping[str, Kept], rehearsed: Mapping[str, Kept]) -> Kept:
-    """Of a seed's recordings the one whose rehearsal went best, with the bill for all of them."""
+    """Of a seed's recordings the one that its rehearsals are for, with the bill for all of them."""
     if not rehearsed:
         return next(iter(found.values()))
     missed = {by: torch.from_numpy(run.arrays["missed"]).double() for by, run in rehearsed.items()}
-    accuracies = {by: 1 - float(each.mean()) for by, each in missed.items()}
+    accuracies = {by: float((1 - each).mean()) for by, each in missed.items()}
     runs = [*found.values(), *rehearsed.values()]
     costs = {unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")}
     chosen = found[best(missed)]

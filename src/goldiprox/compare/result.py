@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from goldiprox.acquisition import ZERO_IS_LEARNT
+from goldiprox.acquisition import IDS_ONLY
 from goldiprox.analysis import REPLAYS, spearman
 from goldiprox.artifacts import check_folder, versions, write_json
 from goldiprox.compare.lab import Lab
@@ -161,14 +162,14 @@ def _judged(lab: Lab, runs: Runs, uniform: Uniform, once: dict[str, Any]) -> dic
 
 def below_floor(lab: Lab, method: Method, proxy: Runs) -> dict[str, Any] | None:
     """The share of candidates on which a proxy is better than its holdout model, at every evaluation: of the compared
-    ones that the method selects from, over all seeds. None where there are none, or what was chosen does not depend on
-    it.
+    ones that the method selects from, over all seeds whose sequence goes by a proxy. None where there are none.
     """
-    zero_counts = {f.__name__ for f in ZERO_IS_LEARNT}
-    if not all("reducible" in run.arrays and run.numbers["by"] in zero_counts for run in proxy):
+    by_proxies = [run.numbers["by"] not in {f.__name__ for f in IDS_ONLY} for run in proxy]
+    proxy = list(compress(proxy, by_proxies))
+    if not proxy or not all("reducible" in run.arrays for run in proxy):
         return None
     ids = compared_ids(lab.train, lab.plan.config.candidates, lab.plan.compared).numpy()
-    chosen_from = [np.isin(ids, pool) for pool in lab.pools(method).values()]
+    chosen_from = [np.isin(ids, pool) for pool in compress(lab.pools(method).values(), by_proxies)]
     if not all(among.any() for among in chosen_from):
         return None
     shares = [(run.arrays["reducible"][:, among] < 0).mean(1) for run, among in zip(proxy, chosen_from, strict=True)]

@@ -66,6 +66,7 @@ class Run:
         methods: The one on the sequence first.
         proxy: The proxy's evaluations.
         ledger: The bill of every stage.
+        once: Of all that is paid before the sequence is recorded.
         speedup: See `goldiprox.analysis.speedup`.
         header: Of the sequence.
         ids: The picks, in order.
@@ -87,6 +88,7 @@ class Run:
     methods: list[Method]
     proxy: list[dict[str, Any]]
     ledger: dict[str, Cost]
+    once: Cost
     speedup: dict[str, Any]
     header: Header
     ids: np.ndarray
@@ -148,7 +150,8 @@ def read_run(
         methods = _methods(result, curves, ids, len(table.ids), sequence.keep)
         by_role = {method.role: method for method in methods}
         ledger = _ledger(result)
-        once = Ledger(ledger).paid_once
+        taken = f"select by {sequence.header.config.get('acquisition')}"
+        once = Ledger(ledger).paid_once(taken if taken in ledger else "select")
         factors = speedup(
             by_role.get("uniform", methods[0]).evaluations,
             methods[0].evaluations,
@@ -162,6 +165,7 @@ def read_run(
             methods=methods,
             proxy=proxy,
             ledger=ledger,
+            once=once,
             speedup=factors,
             header=sequence.header,
             ids=ids,

@@ -133,7 +133,7 @@ def _billed(run: Run, method: Method, unit: str) -> list[float] | None:
     own = [e[unit] for e in method.evaluations]
     if method.role != "sequence":
         return None if None in own else own
-    once, proxy = getattr(run.ledger["irreducible"], unit), run.proxy
+    once, proxy = getattr(run.once, unit), run.proxy
     if once is None or None in own or any(e[unit] is None for e in proxy):
         return None
     selecting = [next(p[unit] for p in proxy if p["step"] >= e["step"]) for e in method.evaluations]

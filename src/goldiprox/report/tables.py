@@ -16,7 +16,8 @@ OFTEN = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))
 STAGES = {
     "irreducible": "holdout model, irreducible losses",
     "select": "proxy: selecting",
-    "rehearsal": "choosing between two sequences",
+    "select by predictability": "the second sequence",
+    "rehearsal": "small models on either sequence",
     "train": "model, on the sequence",
     "train uniform": "model, uniform",
     "train loss": "model, high loss",
