@@ -29,7 +29,16 @@ from goldiprox.cli import main
 
 FLAGS = ["--data", "killing:blobs", "--device", "cpu", "--dropout", "0.3", "--json", "--checkpoint-every", "0.01"]
 SELECTION = ["--schedule", "cosine", "--epochs", "8", "--candidates", "40", "--keep", "8", "--proxy", "killing:small"]
-STAGES = ("irreducible/model-0", "select", "train", "train-uniform", "train-loss")
+STAGES = (
+    "irreducible/model-0",
+    "select",
+    "select-by-predictability",
+    "rehearse-reducible_loss",
+    "rehearse-predictability",
+    "train",
+    "train-uniform",
+    "train-loss",
+)
 
 
 def blobs():
