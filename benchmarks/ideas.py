@@ -100,7 +100,6 @@ class Idea:
         spread: Without a proxy, how unevenly often examples come: from ``1 - spread`` times the mean for the lowest
             irreducible loss to ``1 + spread`` times for the highest tenth, without the last 3%.
         weight: Losses are weighted with this power of how often an example is in the list.
-        trust: Losses are weighted with this power of the holdout model's probability of the label.
         soft: The share of the holdout model's prediction in the target.
         smooth: The share of all classes alike in the target.
     """
@@ -121,7 +120,6 @@ class Idea:
     rate: float = 1e-3
     spread: float = 0.0
     weight: float = 0.0
-    trust: float = 0.0
     soft: float = 0.0
     smooth: float = 0.0
 
@@ -404,8 +402,6 @@ class World:
             target = (1 - idea.soft) * target + idea.soft * predicted
         times = torch.as_tensor(np.bincount(ids.reshape(-1), minlength=len(labels)), device=self.device).float()
         weight = times.clamp(min=1) ** idea.weight
-        if idea.trust:
-            weight = weight * (-idea.trust * self.table_of(idea, seed).values.to(self.device).nan_to_num()).exp()
         weight = weight / ((weight * times).sum() / times.sum())
         return lambda output, y: -weight[y] * (target[y] * output.float().log_softmax(1)).sum(1)
 
@@ -494,7 +490,7 @@ def parsed(text: str) -> Idea:
     letters, _, epochs = values.get("holdout", "").partition("/")
     values["holdout"] = HOLDOUTS[letters] | ({"max_epochs": int(epochs)} if epochs else {})
     numbers: dict[str, Any] = dict.fromkeys(("window", "other", "proxies", "members", "pace"), int)
-    numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "trust", "soft", "smooth"), float)
+    numbers |= dict.fromkeys(("until", "late", "rate", "spread", "weight", "soft", "smooth"), float)
     return Idea(**{name: numbers.get(name, lambda v: v)(value) for name, value in values.items()})
 
 

@@ -60,7 +60,7 @@ def lists_of(world: Shared, wanted: list[Wanted], steps: int, at_once: int) -> l
     """The list of every idea and seed, kept for another call; ideas that differ only in how their list is trained on
     share it.
     """
-    bare = [one._replace(name="", idea=replace(one.idea, weight=0.0, trust=0.0, smooth=0.0)) for one in wanted]
+    bare = [one._replace(name="", idea=replace(one.idea, weight=0.0, smooth=0.0)) for one in wanted]
     by_text = {repr(one): one for one in bare}
     paths = {
         text: world.folder / f"{sha256(f'{world.name} {world.data_seed} {steps} {text}'.encode()).hexdigest()}.npy"
