@@ -32,7 +32,6 @@ SELECTION = ["--schedule", "cosine", "--epochs", "8", "--candidates", "40", "--k
 STAGES = (
     "irreducible/model-0",
     "select",
-    "select-by-predictability",
     "rehearse-reducible_loss",
     "rehearse-predictability",
     "train",

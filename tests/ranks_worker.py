@@ -81,6 +81,11 @@ def select_all(folder: Path, group) -> dict:
     recording, proxy = recorded(folder / "sharded.arrow", update="sharded", group=ranks)
     seen["weights"]["sharded"] = weights(proxy)
     seen["digests"]["uniform"] = recorded(folder / "uniform.arrow", acquisition=gp.uniform, group=ranks)[0].digest
+    data, by_chance = make_blobs(), {"acquisition": gp.uniform, "candidates": CANDIDATES, "keep": KEEP, "steps": STEPS}
+    alone = gp.record(
+        None, data, irreducible=make_irreducible(data), out=folder / "alone.arrow", group=ranks, **by_chance
+    )
+    seen["digests"]["without a proxy"] = alone.digest
     before, counted[:] = ranks.bytes_sent, []
     dist.all_gather = counting
     recorded(folder / "local.arrow", scope="local", group=ranks, columns=("score",))

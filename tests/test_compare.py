@@ -668,6 +668,8 @@ class TestCommand:
             (["--holdout-noise", "some"], "clean, equal, or a share"),
             (["--preset", "paper", "--method", "top_k"], "leave out one or the other"),
             (["--preset", "paper", "--mixup", "on"], "what --mixup would"),
+            (["--preset", "paper", "--acquisition", "loss"], "what --acquisition would"),
+            (["--preset", "paper", "--acquisition", "reducible_loss", "--steps", "1"], "at least 12"),
             (["--preset", "paper", "--keep", "16", "--lr", "0.1"], "what --keep and --lr would"),
             (["--preset", "practice"], "preset"),
             (["--schedule", "linear"], "schedule"),

@@ -71,7 +71,8 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 def test_the_sequence_does_not_depend_on_the_number_of_ranks(selected, world_size):
     (alone,), _ = selected(1)
     together, folder = selected(world_size)
-    assert set(alone["digests"]) == {*ranks_worker.RULES, "batch_norm", "uniform"}
+    assert set(alone["digests"]) == {*ranks_worker.RULES, "batch_norm", "uniform", "without a proxy"}
+    assert alone["digests"]["without a proxy"] == alone["digests"]["uniform"]
     assert len(set(alone["digests"].values())) == 6
     for seen in together:
         assert seen["digests"] == alone["digests"]

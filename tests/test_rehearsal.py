@@ -1,7 +1,7 @@
 """Of two sequences the one is taken that teaches a model of the proxy's kind more, by what was held out."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -76,6 +76,21 @@ def test_what_is_missed_and_what_it_cost_to_know(blobs):
     assert judged(model, blobs, ids, history, None)[1].flops is None
 
 
+@pytest.mark.parametrize(("held_out", "taken"), [(29, "first"), (30, "other")])
+def test_a_few_examples_decide_nothing(held_out, taken):
+    assert best({"first": torch.ones(held_out).double(), "other": torch.zeros(held_out).double()}) == taken
+
+
+def missed_by_another(stages: Stages, sequence: gp.Sequence) -> torch.Tensor:
+    """What a rehearsal is, by hand: weights of another seed, the order of the large model, what was held out."""
+    config, held_out = stages.config, torch.as_tensor(stages.prepared.split.holdout)
+    model = gp.build(config.proxy, (2,), 2, seed=config.seed + 1_000_003)
+    gp.replay(model, stages.data, sequence.shuffled(seed=config.seed), config=config.training, seed=config.seed)
+    x, y = stages.data.gather(held_out)
+    with torch.no_grad():
+        return (model.eval()(x).argmax(1) != y).double()
+
+
 class TestRun:
     def test_it_takes_what_teaches_more_and_says_so(self, tmp_path):
         result = run(config(), str(tmp_path))
@@ -83,20 +98,30 @@ class TestRun:
         assert list(rehearsed) == list(LISTS)
         stages = Stages(config())
         opened = {name: gp.Sequence.open(tmp_path / f"sequence-{name}.arrow", stages.data) for name in LISTS}
-        missed = {name: stages.rehearse(sequence, name)[0] for name, sequence in opened.items()}
+        missed = {name: missed_by_another(stages, sequence) for name, sequence in opened.items()}
         assert by == best(missed)
         assert rehearsed == {name: pytest.approx(1 - float(each.mean())) for name, each in missed.items()}
         taken = {name: gp.Sequence.open(tmp_path / f"sequence-{name}.arrow").digest for name in LISTS}
         assert taken["reducible_loss"] != taken["predictability"]
         assert result["sequence"]["digest"] == gp.Sequence.open(tmp_path / "sequence.arrow").digest == taken[by]
 
+    def test_comparisons_rehearse_alike(self, tmp_path):
+        settings = config(candidates=41, epochs=1)  # 48 steps
+        result = run(settings, str(tmp_path / "r"))
+        plan = Plan(settings, steps=result["sequence"]["steps"], schedules=("constant",), seeds=(0,))
+        assert plan.method_steps == result["sequence"]["steps"]
+        (recorded,) = Lab(plan, tmp_path / "runs", Silent()).recorded(plan.methods[0], "constant")
+        assert recorded.numbers["digest"] == result["sequence"]["digest"]
+        assert recorded.numbers["rehearsed"] == result["sequence"]["rehearsed"]
+
     def test_both_and_the_knowledge_of_which_are_paid_for(self, tmp_path, against_the_proxy):
         result = run(config(), str(tmp_path / "both"))
         alone = {name: run(config(acquisition=name), str(tmp_path / name)) for name in LISTS}
         flops = {name: alone[name]["ledger"]["select"]["flops"] for name in LISTS}
         ledger = result["ledger"]
-        assert ledger["select"]["flops"] == flops["reducible_loss"]
-        assert ledger["select by predictability"]["flops"] == flops["predictability"]
+        assert ledger["select"]["flops"] == flops["reducible_loss"] > 0
+        assert ledger["select by predictability"]["flops"] == flops["predictability"] == 0
+        assert ledger["select by predictability"]["seconds"] > 0
         stages = Stages(config())
         rate, held_out = (
             rate_of(stages.build("test_enough:line", "proxy", 0), stages.example),
@@ -105,34 +130,53 @@ class TestRun:
         assert rate is not None
         each = stages.steps * 8 * rate.training + len(held_out) * rate.forward
         assert ledger["rehearsal"]["flops"] == 2 * each
-        once = Ledger({name: Cost(**cost) for name, cost in ledger.items()}).paid_once("select by predictability")
+        once = Ledger({name: Cost(**cost) for name, cost in ledger.items()}).paid_once(besides=False)
         assert once.flops == ledger["irreducible"]["flops"] + flops["reducible_loss"] + 2 * each
+        replay = result["results"]["uniform"]["flops"] / result["speedup"]["replay"]["flops"]
+        assert result["speedup"]["flops"] == pytest.approx(
+            result["results"]["uniform"]["flops"] / (replay + once.flops)
+        )
         assert all("rehearsal" not in one["ledger"] for one in alone.values())
         for name in LISTS:
             sequence = gp.Sequence.open(tmp_path / "both" / f"sequence-{name}.arrow")
             assert sequence.digest == alone[name]["sequence"]["digest"]
         assert result["speedup"]["replay"]["flops"] == alone["predictability"]["speedup"]["replay"]["flops"]
 
-    def test_the_page_shows_the_proxy_of_the_one_that_was_taken(self, tmp_path, against_the_proxy):
-        run(config(), str(tmp_path / "r"))
-        lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-        shown = read_run(tmp_path / "r")
-        own = [line for line in lines if line["stage"] == "select by predictability"]
-        assert shown.proxy == own != [line for line in lines if line["stage"] == "select"]
+    def test_what_no_proxy_chose_is_shown_without_one(self, tmp_path, against_the_proxy):
+        result = run(config(), str(tmp_path / "r"))
+        assert result["proxy_accuracy"] is None
+        assert not [name for name in ("proxy.safetensors", "losses.parquet") if (tmp_path / "r" / name).exists()]
+        assert "rank_correlation" not in (tmp_path / "r" / "metrics.jsonl").read_text()
+        shown = read_run(tmp_path / "r", data=Stages(config()).prepared.data)
         assert shown.methods[0].label == "the sequence (predictability)"
-        assert shown.speedup == json.loads((tmp_path / "r" / "result.json").read_text())["speedup"]
-        every = ("irreducible", "select", "select by predictability", "rehearsal", "train")
-        billed = _billed(shown, shown.methods[0], "flops")
-        assert billed is not None
-        assert billed[-1] == sum(shown.ledger[name].flops or 0 for name in every)
-        assert "The surest to the holdout model" in make_page(
-            [read_run(tmp_path / "r", data=Stages(config()).prepared.data)]
-        )
+        page = make_page([shown])
+        assert "The surest to the holdout model" in page
+        assert "picks go by no proxy" in page
+        assert "the proxy turns to those that are left" not in page
 
-    @pytest.mark.parametrize("stage", ["select-by-predictability", "rehearse-reducible_loss", "train"])
-    def test_broken_off_anywhere_it_ends_the_same(self, tmp_path, stage, against_the_proxy):
+    @pytest.mark.parametrize("taken", LISTS)
+    def test_the_page_bills_both_from_the_first_step_on(self, tmp_path, monkeypatch, taken):
+        monkeypatch.setattr(pipeline, "best", lambda missed: taken)
+        result = run(config(), str(tmp_path / "r"))
+        shown = read_run(tmp_path / "r")
+        assert shown.speedup == result["speedup"]
+        once = sum(
+            shown.ledger[n].flops or 0 for n in ("irreducible", "select", "select by predictability", "rehearsal")
+        )
+        billed = _billed(shown, shown.methods[0], "flops")
+        assert billed == [once + e["flops"] for e in shown.methods[0].evaluations]
+        with_proxy = run(config(acquisition="reducible_loss"), str(tmp_path / "followed"))
+        first = _billed(read_run(tmp_path / "followed"), shown.methods[0], "flops")
+        assert first is not None
+        assert first[0] < with_proxy["ledger"]["irreducible"]["flops"] + with_proxy["ledger"]["select"]["flops"]
+
+    @pytest.mark.parametrize(
+        "sign",
+        ["sequence-predictability.arrow.partial", ".checkpoint/rehearse-reducible_loss", ".checkpoint/train"],
+    )
+    def test_broken_off_anywhere_it_ends_the_same(self, tmp_path, sign, against_the_proxy):
         whole = run(config(), str(tmp_path / "whole"))
-        asked, begun = iter(range(100)), tmp_path / "r" / ".checkpoint" / stage
+        asked, begun = iter(range(100)), tmp_path / "r" / sign
         with pytest.raises(Interrupted):
             run(config(), str(tmp_path / "r"), every=0.0, stop=lambda: begun.exists() and next(asked) > 3)
         again = run(config(), str(tmp_path / "r"))
@@ -143,7 +187,7 @@ class TestRun:
         left = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("whole", "r")]
         assert left[0] == left[1]
 
-    def test_what_is_begun_anew_beside_it_does_not_cut_the_other_name(self, tmp_path, against_the_proxy):
+    def test_the_one_that_was_taken_is_a_copy(self, tmp_path, against_the_proxy):
         result = run(config(), str(tmp_path))
         (tmp_path / "sequence.arrow").write_bytes(b"")
         assert gp.Sequence.open(tmp_path / "sequence-predictability.arrow").digest == result["sequence"]["digest"]
@@ -199,7 +243,7 @@ class TestCompare:
         for n, by in enumerate(("predictability", "reducible_loss")):
             assert taken[n].numbers["digest"] == alone[by][n].numbers["digest"]
             both = sum(runs[n].numbers["flops"] for runs in alone.values())
-            assert taken[n].numbers["flops"] > both
+            assert taken[n].numbers["flops"] > both == alone["reducible_loss"][n].numbers["flops"] > 0
             assert taken[n].numbers["rehearsed"].keys() == set(LISTS)
             assert "rehearsed" not in alone[by][n].numbers
 
@@ -212,9 +256,16 @@ class TestCompare:
     def test_recordings_kept_by_an_earlier_version_do(self, plan, tmp_path):
         lab, method = Lab(plan, tmp_path, Silent()), Method(acquisition="reducible_loss")
         (before, *_) = lab.recorded(method, "cosine")
-        for path in tmp_path.glob("select-proxy-*.json"):
-            assert '"by"' not in path.read_text()
         assert before.numbers["by"] == "reducible_loss"
+        paths = list(tmp_path.glob("select-proxy-*.json"))
+        assert len(paths) == 2
+        for path in paths:  # another name or one more would be another key, and all recordings would be made again
+            kept = json.loads(path.read_text())
+            assert "by" not in kept["numbers"]
+            assert kept["settings"].keys() == {
+                *("data", "test", "split", "proxy", "dropout", "acquisition", "rule", "candidates", "keep", "table"),
+                *("pool", "compared", "steps", "every", "seed", *asdict(plan.training("cosine"))),
+            }
 
     def test_the_result_names_what_was_taken(self, plan, tmp_path):
         result = compare(replace(plan, methods=(Method(), Method("top_k"))), tmp_path)
@@ -236,9 +287,14 @@ class TestCompare:
     def test_a_floor_is_spoken_of_only_where_scores_have_one(self, plan, tmp_path):
         methods = (Method(acquisition="predictability"), Method(acquisition="reducible_loss"))
         found = compare(replace(plan, methods=methods), tmp_path)["schedules"]["cosine"]["methods"]
-        floors = {name: found[f"default,acquisition={name}"]["sequence"]["below_floor"] for name in LISTS}
-        assert floors["predictability"] is None
-        assert floors["reducible_loss"]["share"]
+        by_proxy, by_table = (found[f"default,acquisition={name}"] for name in LISTS)
+        assert by_proxy["sequence"]["below_floor"]["share"]
+        assert by_proxy["proxy_accuracy"]["mean"] > 0.5
+        assert by_proxy["cost"]["proxy"]["flops"] > 0
+        assert by_table["sequence"]["below_floor"] is None
+        assert by_table["proxy_accuracy"] is None
+        assert by_table["cost"]["proxy"]["flops"] == 0
+        assert by_table["early"]["rank_correlation"] == []
 
     def test_it_is_that_of_the_seeds_which_go_by_a_proxy(self, plan, tmp_path, monkeypatch):
         lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]
@@ -249,10 +305,32 @@ class TestCompare:
         assert below_floor(lab, method, [by_the_table[0], by_the_proxy[1]]) == alone
 
 
-def test_one_stage_alone_records_one_sequence(goldiprox):  # noqa: F811
-    code, _, err = goldiprox("select", *QUICK, "--acquisition", "auto")
-    assert code == 2
-    assert "which run and compare do" in err
+class TestSelect:
+    def test_it_records_one_sequence(self, goldiprox):  # noqa: F811
+        code, _, err = goldiprox("select", *QUICK, "--acquisition", "auto")
+        assert code == 2
+        assert "which run and compare do" in err
+
+    def test_a_name_that_is_none_is_told_of_both(self, goldiprox):  # noqa: F811
+        for command in (["run", "--acquisition", "autoo"], ["compare", "--method", "default,acquisition=autoo"]):
+            code, _, err = goldiprox(*command)
+            assert code == 2
+            assert "Or auto, in run and compare: two sequences." in " ".join(err.split())
+
+    def test_without_a_proxy_it_says_so(self, goldiprox):  # noqa: F811
+        code, out, err = goldiprox("select", *QUICK, "--acquisition", "uniform")
+        assert code == 0, err
+        assert "by uniform, for which no proxy is needed." in out
+        code, out, _ = goldiprox("select", *QUICK, "--acquisition", "uniform", "--json", "--out", "again.arrow")
+        assert json.loads(out)["proxy"] is None
+        assert json.loads(out)["ledger"]["select"]["flops"] == 0
+        assert gp.Sequence.open("again.arrow").digest == gp.Sequence.open("sequence.arrow").digest
+        assert "proxy" not in gp.Sequence.open("again.arrow").header.config
+        code, _, err = goldiprox(
+            "select", *QUICK, "--acquisition", "uniform", "--save-proxy", "p.safetensors", "--force"
+        )
+        assert code == 2
+        assert "uniform needs no proxy; leave out --save-proxy p.safetensors" in err
 
 
 def test_turns_by_predictability_are_as_the_method_card_says():
@@ -262,7 +340,7 @@ def test_turns_by_predictability_are_as_the_method_card_says():
     sure = torch.rand(600, generator=draw) ** 0.3
     table, steps, keep = gp.IrreducibleLosses(-sure.log()), 600, 10
     recording = gp.record(
-        torch.nn.Linear(2, 2),
+        None,
         data,
         irreducible=table,
         acquisition=gp.predictability,

@@ -17,6 +17,7 @@ from conftest import make_blobs, make_mlp
 from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import Rivals, contradicted, describe, rivals
 from goldiprox.prepare import DataConfig
+from goldiprox.rules import text_of
 from goldiprox.settings import RunConfig
 from goldiprox.stages import Stages
 from goldiprox.suspects import average_precision, fair_odds, find_suspects, judge, suspected, trusted_ids, wrong_share
@@ -254,11 +255,11 @@ def test_chance_is_not_gated_nor_does_it_take_turns():
     table = gp.IrreducibleLosses(losses, rivals=Rivals(against * 0, against))
     assert len(stages.pool(table)) == len(train) / 2
     assert len(stages.pool(gp.IrreducibleLosses(losses))) == len(train)  # which does not say what is predicted
-    assert stages.rule.text.startswith("floored:0.67+discounted_top_k")
+    assert text_of(stages.rule_for(stages.acquisition)).startswith("floored:0.67+discounted_top_k")
     for name in ("uniform", "loss"):
         other = Stages(RunConfig(acquisition=name, **settings))
         assert len(other.pool(table)) == len(train)
-        assert (other.rule.text == "top_k") == (name == "uniform")
+        assert (text_of(other.rule_for(other.acquisition)) == "top_k") == (name == "uniform")
     assert len(Stages(RunConfig(acquisition="loss", trusted=10.0, **settings)).pool(table)) == len(train) / 2
 
 

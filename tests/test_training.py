@@ -14,12 +14,14 @@ from goldiprox.errors import (
     ConfigError,
     DataError,
     FingerprintMismatch,
+    GoldiproxError,
     MissingIrreducible,
     ModelMismatch,
     NonFiniteError,
     OutputExists,
     UnknownName,
 )
+from goldiprox.inspection import verify
 
 SETTINGS = {"candidates": 40, "keep": 8, "steps": 30, "config": gp.TrainingConfig(lr=1e-2)}
 
@@ -183,6 +185,72 @@ def test_choosing_by_id_gives_what_loading_all_candidates_gives(acquisition, num
     assert scores[0] == scores[1]
     if num_workers == 0:
         assert loaded[40 : 40 + 30 * 8] == short.ids.tolist()  # after the 40 of the check beforehand
+
+
+class TestWithoutAProxy:
+    """A table, or chance, decides: nothing is trained."""
+
+    @pytest.mark.parametrize("acquisition", [gp.uniform, gp.irreducible_loss, gp.predictability])
+    def test_the_sequence_is_that_which_is_recorded_beside_a_proxy(self, acquisition, blobs, irreducible, tmp_path):
+        options = SETTINGS | {"irreducible": irreducible, "acquisition": acquisition, "columns": ("score",)}
+        told = []
+        beside = gp.record(make_mlp(), blobs, out=tmp_path / "beside.arrow", **options)
+        alone = gp.record(
+            None, blobs, out=tmp_path / "alone.arrow", on_step=lambda step, _: told.append(step), **options
+        )
+        assert alone.digest == beside.digest
+        assert alone.steps == alone.history.steps == 30
+        assert told == [*range(1, 31)]
+        opened = [gp.Sequence.open(tmp_path / f"{name}.arrow", blobs) for name in ("alone", "beside")]
+        verify(opened[0])
+        assert opened[0].column("score").tolist() == opened[1].column("score").tolist()
+        assert opened[0].header == opened[1].header
+        cost = alone.history.cost
+        assert (cost.examples_scored, cost.examples_trained, cost.flops) == (0, 0, 0)
+        assert cost.seconds > 0
+        in_memory = gp.record(None, blobs, **options)
+        assert in_memory.ids.tolist() == alone.ids.tolist()
+
+    def test_several_with_and_without(self, blobs, irreducible):
+        each = [{"acquisition": a} for a in (gp.predictability, gp.reducible_loss, gp.uniform)]
+        proxies = [None, make_mlp(), None]
+        found = gp.record_many(proxies, blobs, each=each, irreducible=irreducible, **SETTINGS)
+        for recording, proxy, own in zip(found, [None, make_mlp(), None], each, strict=True):
+            assert recording.digest == gp.record(proxy, blobs, irreducible=irreducible, **own, **SETTINGS).digest
+        assert [r.history.cost.examples_trained for r in found] == [0, 30 * 8, 0]
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({}, "what to keep depends on one; give a proxy"),
+            ({"acquisition": gp.loss}, "what to keep depends on one"),
+            ({"acquisition": gp.predictability, "irreducible": lambda batch: batch.y.float()}, "depends on one"),
+            ({"acquisition": gp.uniform, "evaluate": lambda model: {"accuracy": 1.0}}, "leave out evaluate"),
+            ({"acquisition": gp.predictability, "irreducible": None}, "needs irreducible losses"),
+            ({"acquisition": gp.predictability, "columns": ("loss",)}, "leave the column out"),
+            ({"acquisition": gp.predictability, "ids": [0, 1, 400]}, "400"),
+        ],
+    )
+    def test_what_asks_for_one_is_refused(self, changes, said, blobs, irreducible, tmp_path):
+        options = SETTINGS | {"irreducible": irreducible, "out": tmp_path / "s.arrow"} | changes
+        with pytest.raises(GoldiproxError, match=said):
+            gp.record(None, blobs, **options)
+        assert not list(tmp_path.iterdir())
+
+    def test_broken_off_it_is_made_anew(self, blobs, irreducible, tmp_path):
+        options = SETTINGS | {"irreducible": irreducible, "acquisition": gp.predictability}
+        asked, out = iter(range(100)), tmp_path / "s.arrow"
+        with (
+            pytest.raises(gp.Interrupted),
+            gp.Checkpoints(tmp_path / "c", stop=lambda: next(asked) == 10) as checkpoints,
+        ):
+            gp.record(None, blobs, out=out, checkpoints=checkpoints, **options)
+        assert not out.exists()
+        with gp.Checkpoints(tmp_path / "c") as checkpoints:
+            again = gp.record(None, blobs, out=out, checkpoints=checkpoints, **options)
+        assert again.digest == gp.record(None, blobs, **options).digest
+        verify(gp.Sequence.open(out, blobs))
+        assert [path.name for path in tmp_path.iterdir()] == ["s.arrow"]
 
 
 def test_only_the_training_side_is_selected_from(blobs):

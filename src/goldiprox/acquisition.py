@@ -263,6 +263,19 @@ def needs_table(name: str) -> bool:
 IDS_ONLY = frozenset({uniform, irreducible_loss, predictability})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 
+
+def require_no_model(by_id: bool, evaluate: Any) -> None:
+    """Raises where something asks for a proxy, and there is none."""
+    if not by_id:
+        names = ", ".join(sorted(f.__name__ for f in IDS_ONLY))
+        raise ConfigError(
+            f"there is no proxy (None), but what to keep depends on one; give a proxy, or go by a table alone: an "
+            f"acquisition of {names}, and irreducible=gp.IrreducibleLosses.open(...)"
+        )
+    if evaluate is not None:
+        raise ConfigError("there is no proxy (None) that could be evaluated; leave out evaluate, or give a proxy")
+
+
 ZERO_IS_LEARNT = frozenset({reducible_loss, probability_gain})
 """Acquisitions whose score is zero where a proxy does as well as its holdout model."""
 

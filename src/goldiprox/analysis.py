@@ -26,16 +26,17 @@ def speedup(
 ) -> dict[str, Any]:
     """How much cheaper the model reached the final accuracy of uniform training.
 
-    ``flops`` and ``seconds`` count everything: what is paid once, the proxy up to that step, and the model up to that
-    step. ``replay`` counts the model alone, as for anyone who was given the sequence. ``amortised`` is between
-    the two: what is paid once is shared by so many models. All are None where the accuracy was not reached.
+    ``flops`` and ``seconds`` count everything: what is paid once, the proxy up to that step, where the model may follow
+    it, and the model up to that step. ``replay`` counts the model alone, as for anyone who was given the sequence.
+    ``amortised`` is between the two: what is paid once is shared by so many models. All are None where the accuracy was
+    not reached.
 
     Args:
         uniform: Evaluations of the model trained uniformly.
         model: Evaluations of the model trained on the sequence.
-        proxy: Evaluations of the proxy that recorded it.
-        paid_once: FLOPs and seconds of the irreducible losses and, where there were two sequences, of the other one and
-            of the rehearsals.
+        proxy: Evaluations of the proxy that recorded it; none where the whole recording is among what is paid once.
+        paid_once: FLOPs and seconds of the irreducible losses and, where there were two sequences, of both and of the
+            rehearsals: none can be trained on before it is known which.
     """
     target = uniform[-1]
     reached = first_reaching(model, target["accuracy"])
@@ -43,7 +44,7 @@ def speedup(
         unknown = {"flops": None, "seconds": None}
         amortised = {str(models): dict(unknown) for models in REPLAYS}
         return {"steps": None, **unknown, "replay": dict(unknown), "amortised": amortised}
-    selecting = next(e for e in proxy if e["step"] >= reached["step"])
+    selecting = next(e for e in proxy if e["step"] >= reached["step"]) if proxy else {"flops": 0, "seconds": 0.0}
 
     def factors(models: float) -> dict[str, float | None]:
         found: dict[str, float | None] = {}

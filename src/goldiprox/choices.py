@@ -1,6 +1,9 @@
 """For each step of a recording, what is kept: made as Python asks, or by the device itself; and taking it down."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,16 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from goldiprox.acquisition import Acquisition, uniform
+from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, TensorData, require_fingerprint, unwrap
 from goldiprox.errors import ConfigError, CorruptFile
 from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.ledger import Cost
+from goldiprox.loop import History, OnStep
 from goldiprox.picks import Picks
 from goldiprox.selection import CandidateSampler, Scored, Selector
-from goldiprox.sequence import Digest, SequenceWriter
+from goldiprox.sequence import Digest, Sequence, SequenceWriter
 from goldiprox.split import check_ids
 
 Choices: TypeAlias = Iterable[tuple[Batch, Mapping[str, Tensor]]]
 """For each step, what is kept, with its scores and losses as far as they were computed."""
+Choice: TypeAlias = tuple[Tensor, Mapping[str, Tensor]]
+"""Of one step, likewise, by ids alone."""
 
 
 def training_side(data: Any, irreducible: Any, acquisition: Acquisition, ids: np.ndarray | None) -> np.ndarray | range:
@@ -47,14 +55,13 @@ def choose(
         yield kept, {**select.chosen, "scores": select.scores}
 
 
-def choose_by_id(
-    select: Selector, model: nn.Module, sampler: CandidateSampler
-) -> list[tuple[Tensor, Mapping[str, Tensor]]]:
-    """Chooses among ids, before training begins, so that only what is kept need be loaded.
+def choose_by_id(select: Selector, model: nn.Module, sampler: CandidateSampler) -> Iterator[Choice]:
+    """Chooses among ids alone, so that only what is kept need be loaded: in every step these ids, with what is known.
 
-    Training then costs what it costs with a plain loader: a fair baseline.
+    Training on that costs what it costs with a plain loader: a fair baseline.
     """
-    return [(select.choose_ids(model, ids), select.chosen) for ids in sampler.batches()]
+    for ids in sampler.batches():
+        yield select.choose_ids(model, ids), select.chosen
 
 
 class Selecting:
@@ -149,6 +156,22 @@ class Behind:
         raise NotImplementedError("without a graph, models train one after another")
 
 
+@dataclass
+class Recording:
+    """What `record` leaves: the sequence's file and digest, every id in order, and how training went."""
+
+    path: Path | None
+    digest: str
+    steps: int
+    history: History
+    in_memory: np.ndarray | None = field(default=None, repr=False)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Every id in order; read from the file where there is one."""
+        return Sequence.open(self.path).ids if self.path else self.in_memory  # type: ignore[return-value]
+
+
 class Recorder:
     """Takes down what is kept, step by step; on a GPU several steps late, so that it is not waited for.
 
@@ -171,6 +194,18 @@ class Recorder:
         self._waiting.append((ids, values))
         if len(self._waiting) >= self.every:
             self.flush()
+
+    def take(self, chosen: Iterable[Choice], checkpoints: Checkpoints | None, on_step: OnStep | None) -> Cost:
+        """Takes down choices that no model learns from; where it is asked to stop, the file stays unfinished."""
+        cost = Cost()
+        with cost.timed():
+            for step, (ids, values) in enumerate(chosen, 1):
+                if checkpoints:
+                    checkpoints.check()
+                self.append(ids, values)
+                if on_step:
+                    on_step(step, {})
+        return cost
 
     def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -223,9 +258,7 @@ class Recorder:
             )
 
 
-def given(
-    chosen: list[tuple[Tensor, Mapping[str, Tensor]]], eager: Iterator[Batch], recorder: Recorder
-) -> tuple[Any, ...]:
+def given(chosen: list[Choice], eager: Iterator[Batch], recorder: Recorder) -> tuple[Any, ...]:
     """Choices made beforehand, as the parts of a feed."""
 
     def rows(first: int, count: int) -> Tensor:

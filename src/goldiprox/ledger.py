@@ -81,15 +81,15 @@ class Ledger:
 
     stages: dict[str, Cost] = field(default_factory=dict)
 
-    def paid_once(self, taken: str = "select") -> Cost:
-        """All but the recording of the sequence and training on it: what is paid before the first step of either.
+    def paid_once(self, besides: bool) -> Cost:
+        """What is paid before training on the sequence begins.
 
         Args:
-            taken: The stage in which the sequence was recorded, where there were two.
+            besides: Training on it begins with its recording, which is left out then; not after it.
         """
         once = Cost()
         for name, cost in self.stages.items():
-            if name.startswith(("irreducible", "select", "rehearsal")) and name != taken:
+            if name.startswith(("irreducible", "select", "rehearsal")) and not (besides and name == "select"):
                 once.merge(cost)
         return once
 

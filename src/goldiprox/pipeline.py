@@ -187,14 +187,15 @@ def _run_stages(
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
     path = folder / "sequence.arrow"
     selected, proxy, by, rehearsed = _select(stages, table, path, columns, watched, logger)
-    moments = {record["step"]: record[KEY] for record in selected.history.evaluations}
-    Moments.of(watched, moments).save(folder / "losses.parquet")
-    save_weights(proxy, folder / "proxy.safetensors")
+    if proxy is not None:
+        moments = {record["step"]: record[KEY] for record in selected.history.evaluations}
+        Moments.of(watched, moments).save(folder / "losses.parquet")
+        save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(path, data=stages.data)
     method = by.rpartition(":")[2]
     histories: dict[str, History] = {}
     picks = {method: stages.ordered(sequence).ids}  # as the model comes to see them
-    probe = stages.probe(watched, selected.history, table)
+    probe = None if proxy is None else stages.probe(watched, selected.history, table)
     histories[method], model = stages.train(sequence, on_record=logger(method), probe=probe)
     save_weights(model, folder / f"model-{method}.safetensors")
     for baseline in (uniform, loss):
@@ -214,7 +215,8 @@ def _run_stages(
             "coverage": coverage_over_time(picks[name], num_train=len(train), keep=keep, steps=steps),
             "classes": np.bincount(labels[picks[name]], minlength=stages.data.num_classes or 0).tolist(),
         }
-    once = stages.ledger.paid_once(stages.selecting(by))
+    alongside = () if rehearsed else selected.history.evaluations  # of two sequences none can be followed
+    once = stages.ledger.paid_once(besides=bool(alongside))
     stats = statistics(sequence)
     result = {
         "data": config.data.data,
@@ -222,7 +224,7 @@ def _run_stages(
         "data_seed": config.data.data_seed,
         "fingerprint": fingerprint(stages.data),
         "device": str(stages.device),
-        "proxy": {"name": config.proxy, "parameters": count_parameters(proxy)},
+        "proxy": {"name": config.proxy, "parameters": count_parameters(stages.build(config.proxy, "proxy", 0))},
         "model": {"name": config.model, "parameters": count_parameters(model)},
         "il_model": il_summary,
         "sequence": {
@@ -246,11 +248,11 @@ def _run_stages(
             }
             for name, history in histories.items()
         },
-        "proxy_accuracy": selected.history.final["accuracy"],
+        "proxy_accuracy": selected.history.final.get("accuracy"),
         "speedup": speedup(
             histories["uniform"].evaluations,
             histories[method].evaluations,
-            selected.history.evaluations,
+            alongside,
             paid_once={"flops": once.flops, "seconds": once.seconds},
         ),
         "corrupted": {
@@ -271,9 +273,9 @@ def _select(
     columns: Mapping[str, tuple[str, ...]],
     watched: np.ndarray,
     logger: Callable[[str], OnRecord],
-) -> tuple[Recording, nn.Module, str, dict[str, float]]:
-    """The sequence, of two the one that the rehearsals are for: its recording and proxy, what it was recorded by, and
-    how a small model did by each.
+) -> tuple[Recording, nn.Module | None, str, dict[str, float]]:
+    """The sequence, of two the one that the rehearsals are for: its recording and proxy if it had one, what it was
+    recorded by, and how a small model did by each.
 
     Both stay beside it, under the names of what they were recorded by.
     """

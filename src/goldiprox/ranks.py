@@ -87,6 +87,11 @@ class Ranks:
             self._collect(lambda: dist.broadcast(values, group=self.group, group_src=0), values)
         return values
 
+    def share_digest(self, digest: str) -> str:
+        """Rank 0's digest: others may have begun in the middle. None returns before its file is complete."""
+        text = torch.frombuffer(bytearray(digest.encode()), dtype=torch.uint8).to(self.device)
+        return bytes(self.share(text).tolist()).decode()
+
     def combine(self, values: Tensor) -> Tensor:
         """Byte by byte what one rank has where all others have zeros; of one shape everywhere."""
         if self._pulse is None:

@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss
+from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, require_no_model
 from goldiprox.ahead import Pending, SelectingAhead, choose_ahead
 from goldiprox.artifacts import check_output
 from goldiprox.checkpoint import Checkpoints
-from goldiprox.choices import Choices, Recorder, Selecting, choose, choose_by_id, given, training_side
+from goldiprox.choices import Choices, Recorder, Recording, Selecting, choose, choose_by_id, given, training_side
 from goldiprox.data import Batch, iterate, unwrap
 from goldiprox.engine import EngineName, Feed, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError
@@ -38,24 +38,8 @@ from goldiprox.together import Together, Update
 from goldiprox.tracking import Tracker, curves
 
 
-@dataclass
-class Recording:
-    """What `record` leaves: the sequence's file and digest, every id in order, and how training went."""
-
-    path: Path | None
-    digest: str
-    steps: int
-    history: History
-    in_memory: np.ndarray | None = field(default=None, repr=False)
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """Every id in order; read from the file where there is one."""
-        return Sequence.open(self.path).ids if self.path else self.in_memory  # type: ignore[return-value]
-
-
 def record(
-    proxy: nn.Module,
+    proxy: nn.Module | None,
     data: Any,
     *,
     irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None,
@@ -100,7 +84,8 @@ def record(
     been broken off.
 
     Args:
-        proxy: Selects and trains, in place, on the device it is on.
+        proxy: Selects and trains, in place, on the device it is on. None, where the acquisition goes by ids or by a
+            table of irreducible losses alone (`goldiprox.acquisition.IDS_ONLY`): then nothing is trained.
         data: The base data set: `TensorData` or any map-style data set.
         irreducible: Irreducible losses, or a function that gives them for a `Batch`.
         acquisition: Scores candidates.
@@ -182,7 +167,7 @@ def record(
 
 
 def record_many(
-    proxies: Seq[nn.Module],
+    proxies: Seq[nn.Module | None],
     data: Any,
     *,
     engine: EngineName = "auto",
@@ -217,7 +202,9 @@ def record_jobs(jobs: Seq["Job"], engine: EngineName) -> list[Recording]:
             stack.enter_context(job.writing())
             if job.ranks:
                 stack.enter_context(job.ranks.named())
-        histories = fit_together([job.task() for job in jobs], engine=engine)
+        training = [job.task() for job in jobs if job.proxy is not None]
+        trained = iter(fit_together(training, engine=engine) if training else ())
+        histories = [job.without_training() if job.proxy is None else next(trained) for job in jobs]
     return [job.result(history) for job, history in zip(jobs, histories, strict=True)]
 
 
@@ -225,7 +212,7 @@ def record_jobs(jobs: Seq["Job"], engine: EngineName) -> list[Recording]:
 class Job:
     """One recording: its settings checked, its candidates, its file. The arguments of `record` say what is what."""
 
-    proxy: nn.Module
+    proxy: nn.Module | None
     data: Any
     irreducible: IrreducibleLosses | Callable[[Batch], Tensor] | None = None
     acquisition: Acquisition = reducible_loss
@@ -267,6 +254,10 @@ class Job:
             raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.writes = self.ranks is None or self.ranks.rank == 0
         self.train_ids = training_side(self.data, self.irreducible, self.acquisition, self.ids)
+        alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself
+        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and alike
+        if self.proxy is None:
+            require_no_model(self.by_id, self.evaluate)
         if self.keep > self.candidates:
             raise ConfigError(
                 f"cannot keep {self.keep} of {self.candidates} candidates; lower --keep or raise --candidates"
@@ -276,7 +267,8 @@ class Job:
         if self.rule is None:
             passes = self.num_steps * self.keep / len(self.train_ids)
             self.rule = make_rule(usual_rule(RULE, self.acquisition), passes=passes)
-        self.device = device_of(self.proxy)
+        self.model = nn.Identity() if self.proxy is None else self.proxy
+        self.device = device_of(self.model)
         self.select = Selector(
             self.acquisition,
             keep=self.keep,
@@ -293,13 +285,14 @@ class Job:
             columns=self.columns,
             num_examples=len(unwrap(self.data)),
         )
-        described = self.out is not None or self.checkpoints is not None or self.ranks is not None
-        self.header = self._header() if described else {}
+        self.header = self._header() if self.out or self.checkpoints or self.ranks else {}
         self.together = None
-        if self.ranks:
+        if self.ranks and self.proxy is not None:
             settings, sizes = json.dumps(self._settings(), sort_keys=True), (self.candidates, self.keep, self.pieces)
             self.together = Together(self.ranks, self.proxy, settings, *sizes, self.update)
-        self.saved = self.checkpoints.start(self._settings(), self.device) if self.checkpoints else None
+        self.saved = None
+        if self.checkpoints and self.proxy is not None:  # without one it takes seconds, and is begun anew
+            self.saved = self.checkpoints.start(self._settings(), self.device)
         self.start = self.saved.step if self.saved else 0
         if self.out is not None and self.saved is None and self.writes:
             # What an earlier process left before its first checkpoint is begun anew.
@@ -308,13 +301,12 @@ class Job:
         calls = {"loss": self.loss, "forward": self.forward}
         with seeded(derive("example", self.seed), self.device):
             self.example = next(iterate(self.data, self.sampler.batches(), device=self.device))
-            check_model(self.proxy, self.example, data=self.data, role="proxy", **calls)
-            check_columns(self.columns, self.select.check(self.proxy, self.example))
-            check_evaluation(self.evaluate, self.proxy)
-            self.few = self.example.take(torch.arange(min(2, self.candidates)))
-            self.rate = rate_of(self.proxy, self.few, **calls)
-        alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself
-        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and alike
+            if self.proxy is not None:
+                check_model(self.proxy, self.example, data=self.data, role="proxy", **calls)
+                check_evaluation(self.evaluate, self.proxy)
+                self.few = self.example.take(torch.arange(min(2, self.candidates)))
+                self.rate = rate_of(self.proxy, self.few, **calls)
+            check_columns(self.columns, self.select.check(self.model, self.example))
         if self.augmented is not None and len(self.augmented) != len(unwrap(self.data)):
             raise ConfigError(
                 f"the augmented data has {len(self.augmented):,} examples, the data set {len(unwrap(self.data)):,}; "
@@ -328,9 +320,14 @@ class Job:
         in_memory = self.num_steps * self.keep if self.out is None else None
         self.recorder = Recorder(self.keep, in_memory=in_memory, every=every, picks=picks)
 
+    def without_training(self) -> History:
+        """All choices, for which no model is needed."""
+        chosen = choose_by_id(self.select, self.model, self.sampler)
+        return History(cost=self.recorder.take(chosen, self.checkpoints, self.on_step), steps=self.num_steps)
+
     def task(self) -> Task:
         return Task(
-            self.proxy,
+            self.model,
             self._batches(),
             steps=self.num_steps,
             config=self.config,
@@ -354,7 +351,7 @@ class Job:
         loading = {"num_workers": self.num_workers, "seed": self.seed, "first": self.start}
         load = partial(iterate, self.data, device=self.device, **loading)
         if self.by_id:
-            chosen = choose_by_id(self.select, self.proxy, self.sampler)
+            chosen = list(choose_by_id(self.select, self.model, self.sampler))
             rest = chosen[self.start :]
             eager = self._recorded(zip(load(ids for ids, _ in rest), (values for _, values in rest), strict=True))
             return eager if self.resident is None else Given(self.resident, *given(chosen, eager, self.recorder))
@@ -363,7 +360,7 @@ class Job:
         if self.together:
             source = self.data if self.augmented is None else self.augmented
             return self.together.batches(self.select, self.sampler, self.recorder, load, source)
-        parts = (self.select, self.proxy, self.sampler)
+        parts = (self.select, self.model, self.sampler)
         if self.ahead:
             self.select.step += self.pending.values is not None
             eager = self._recorded(choose_ahead(*parts, load, self.pending, self.start))
@@ -443,5 +440,5 @@ class Job:
 
     def result(self, history: History) -> Recording:
         recorder, path = self.recorder, None if self.out is None else Path(self.out)
-        digest = self.together.digest(recorder.digest) if self.together else recorder.digest
+        digest = self.ranks.share_digest(recorder.digest) if self.ranks else recorder.digest
         return Recording(path, digest, self.num_steps, history, recorder.in_memory)

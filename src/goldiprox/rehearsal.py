@@ -19,8 +19,14 @@ from goldiprox.rules import RULE
 
 LISTS = ("reducible_loss", "predictability")
 """What the two are recorded by."""
+OR_BOTH = "Or auto, in run and compare: two sequences. Your own: package.module:callable."
+"""Where a name is none of an acquisition."""
 OTHER = 1_000_003
-"""Between the seed of a proxy and that of the model that rehearses: a list fits the weights that it was made with."""
+"""Between the seeds of models that are not to be alike: of a proxy and of the one that rehearses, since a list fits the
+weights that it was made with.
+"""
+MIN_HELD_OUT = 30
+"""Of fewer examples one or two would decide."""
 
 
 def acquisitions(name: str, rule: str, held_out: bool = True) -> tuple[str, ...]:
@@ -37,14 +43,15 @@ def acquisitions(name: str, rule: str, held_out: bool = True) -> tuple[str, ...]
 
 
 def best(missed: Mapping[str, Tensor]) -> str:
-    """By name, the first list; or one from which a model misses fewer, by more than two standard errors.
+    """By name, the first list; or one from which a model misses fewer, by more than two standard errors, if enough was
+    held out to say so.
 
     Args:
         missed: For each list, which of the same examples its model misses.
     """
     taken, *others = missed
     for other in others:
-        if misses_more(missed[taken], missed[other]):
+        if len(missed[other]) >= MIN_HELD_OUT and misses_more(missed[taken], missed[other]):
             taken = other
     return taken
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
@@ -20,14 +20,14 @@ from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
 from goldiprox.irreducible import IrreducibleLosses
-from goldiprox.ledger import Cost, Ledger
+from goldiprox.ledger import Cost, Ledger, Rate
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of
 from goldiprox.models import build
 from goldiprox.moments import KEY, watching
 from goldiprox.prepare import Prepared, differences, fitting_sizes, prepare
 from goldiprox.probe import Probe
 from goldiprox.recording import Recording, record
-from goldiprox.rehearsal import OTHER, acquisitions, judged
+from goldiprox.rehearsal import OR_BOTH, OTHER, acquisitions, judged
 from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule, top_k, usual_rule
 from goldiprox.selection import Selector
@@ -77,7 +77,7 @@ class Stages:
         self.device = pick_device(config.device)
         self.steps, self.passes = 0, 0.0  # until the data is known
         self.acquisitions = acquisitions(config.acquisition, config.rule)
-        self.acquisition: Acquisition = resolve("acquisition", self.acquisitions[0], ACQUISITIONS)
+        self.acquisition: Acquisition = resolve("acquisition", self.acquisitions[0], ACQUISITIONS, OR_BOTH)
         self.rule_for(self.acquisition)  # so that a wrong name is known before data is loaded
         if config.engine not in get_args(EngineName):
             hint = "ray is for `goldiprox irreducible` alone." if config.engine == "ray" else ""
@@ -114,7 +114,6 @@ class Stages:
         self.example = next(iterate(self.data, [split.train[:2]], device=self.device))
         self.steps = config.epochs * (len(split.train) // config.candidates)
         self.passes = self.steps * config.keep / max(len(split.train), 1)
-        self.rule = self.rule_for(self.acquisition)
         self.eval_every = max(1, self.steps // EVALUATIONS)
         self.ledger = Ledger()
 
@@ -155,15 +154,15 @@ class Stages:
         return model
 
     @contextmanager
-    def threads(self, model: nn.Module) -> Iterator[None]:
-        """The CPU threads for work with this model: one where its steps are small, else torch's choice.
+    def threads(self, model: nn.Module | None) -> Iterator[None]:
+        """The CPU threads for work with this model, or with none: one where its steps are small, else torch's choice.
 
         Several threads wait for each other many times a step. For small models that gains little, and where
         something else runs on the same cores it makes a step up to a hundred times slower. The choice depends on the
         model alone, so that the same command gives the same sums.
         """
         before = torch.get_num_threads()
-        rate = rate_of(model, self.example)
+        rate = Rate(0, 0) if model is None else rate_of(model, self.example)
         small = rate is not None and rate.forward * self.config.candidates < SMALL_FLOPS
         torch.set_num_threads(self.config.num_threads or (1 if small and self.device.type == "cpu" else before))
         try:
@@ -270,14 +269,17 @@ class Stages:
         on_record: OnRecord | None = None,
         by: str | None = None,
         **together: Any,
-    ) -> tuple[Recording, nn.Module]:
+    ) -> tuple[Recording, nn.Module | None]:
         """Stage 3: the proxy selects and records, `by` another acquisition where there are two; `together` is what
-        `record` needs for several processes.
+        `record` needs for several processes. There is no proxy where none is asked.
         """
         self.check_candidates()
         stage, acquisition = self.selecting(by), self._acquisition(by)
-        proxy = self.build(self.config.proxy, "proxy", self.config.seed)
-        settings = {"evaluate": self.evaluate(watched), "ids": self.pool(table), **together}
+        settings: dict[str, Any] = {"ids": self.pool(table), **together}
+        proxy = None
+        if acquisition not in IDS_ONLY:
+            proxy = self.build(self.config.proxy, "proxy", self.config.seed)
+            settings["evaluate"] = self.evaluate(watched)
         return self._record(stage, proxy, table, acquisition, out, force, columns, on_record, **settings), proxy
 
     def selecting(self, by: str | None) -> str:
@@ -341,7 +343,7 @@ class Stages:
     def _record(
         self,
         stage: str,
-        model: nn.Module,
+        model: nn.Module | None,
         table: IrreducibleLosses | None,
         acquisition: Acquisition,
         out: Path | None,
@@ -375,11 +377,10 @@ class Stages:
                 corrupted=corrupted if corrupted.any() else None,
                 checkpoints=self._checkpoints(stage),
                 extra_config={
-                    "proxy": config.proxy,
+                    **({} if model is None else {"proxy": config.proxy, "training": asdict(config.training)}),
                     "temperature": config.temperature,
                     "mix_fraction": config.mix_fraction,
                     "trusted": self._odds(table) if selects else 0.0,
-                    "training": asdict(config.training),
                     "data": config.data.recorded(),
                 },
                 parents={"split": self.prepared.split.digest},

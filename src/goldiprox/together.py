@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
 from goldiprox.choices import Recorder
@@ -79,8 +78,3 @@ class Together:
             kept = select.choose_together(self._proxy, batch)
             recorder.append(kept, select.chosen)
             yield from iterate(source, [kept[self._trained]], device=device, seed=seed)
-
-    def digest(self, digest: str) -> str:
-        """Rank 0's digest: others may have begun in the middle. None returns before the file is complete."""
-        text = torch.frombuffer(bytearray(digest.encode()), dtype=torch.uint8).to(self._ranks.device)
-        return bytes(self._ranks.share(text).tolist()).decode()

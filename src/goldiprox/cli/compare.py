@@ -12,7 +12,7 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, failure, next_command, out, percent, print_json, table
 from goldiprox.compare import plan as plans
 from goldiprox.compare.figure import draw
-from goldiprox.compare.methods import parse
+from goldiprox.compare.methods import PAPER, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
@@ -62,8 +62,8 @@ def compare(
 ) -> None:
     """Test whether selection pays: a large model on selected batches against uniform ones on every budget.
 
-    Uniform training gets 1/4 to 3 times the steps, on each budget with the whole schedule of the learning rate. Proxy
-    and holdout model are on the bill. Finished runs are kept in OUT/runs: a call that was broken off goes on, and a
+    Uniform training gets 1/4 to 3 times the steps, on each budget with the whole schedule of the learning rate. What is
+    paid once is on the bill. Finished runs are kept in OUT/runs: a call that was broken off goes on, and a
     second one only draws.
     """
     config = replace(config, data=replace(config.data, holdout_noise=_share(holdout_noise, config.data.noise)))
@@ -109,7 +109,8 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
     if name != "paper":
         raise UnknownName("preset", name, ["paper"])
     default, config = RunConfig(), plan.config
-    decided = ("acquisition", "candidates", "keep", "dropout")
+    given += ["--acquisition"] if config.acquisition not in (default.acquisition, PAPER["acquisition"]) else []
+    decided = ("candidates", "keep", "dropout")
     given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
     decided = ("lr", "weight_decay")
     given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
@@ -329,7 +330,7 @@ def _costs(kinds: list[Any], result: dict[str, Any]) -> Any:
         for unit, by_replays in judged["speedup"].items():
             cells = [by_replays[str(n)]["text"] + _around(by_replays[str(n)]["interval"]) for n in result["replays"]]
             rows.append([name if unit == "flops" else "", _UNITS[unit], *cells])
-    title = "Uniform's cost to the same accuracy divided by all costs; holdout model and proxy shared by the replays"
+    title = "Uniform's cost to the same accuracy divided by all costs; what is paid once is shared by the replays"
     return table(title, ["trained on", "in", *(f"{n} replay{'s' if n > 1 else ''}" for n in result["replays"])], rows)
 
 

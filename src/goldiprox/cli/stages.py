@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from goldiprox import tracking
-from goldiprox.acquisition import NEEDS_TABLE
+from goldiprox.acquisition import IDS_ONLY, NEEDS_TABLE
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
@@ -125,7 +125,10 @@ def select(
     track: o.Track = None,
     json: o.Json = False,
 ) -> None:
-    """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes."""
+    """Train the proxy on what it selects, and write the sequence; under torchrun, with several processes.
+
+    By predictability, irreducible_loss or uniform there is no proxy, and it takes seconds.
+    """
     if config.acquisition == AUTO:
         raise ConfigError(
             "--acquisition auto records two sequences and takes one, which run and compare do; give one here: "
@@ -146,6 +149,8 @@ def select(
         if save_proxy is not None and first:
             check_output(save_proxy, force=force or checkpoints.continues)
         stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
+        if save_proxy is not None and stages.acquisition in IDS_ONLY:
+            raise ConfigError(f"--acquisition {config.acquisition} needs no proxy; leave out --save-proxy {save_proxy}")
         table = None
         if irreducible is not None:
             table = IrreducibleLosses.open(irreducible)
@@ -159,7 +164,7 @@ def select(
             (track or ()) if first else (), place, config=config.settings(), resume=checkpoints.continues
         ) as stages.track:
             recording, proxy = stages.select(table, out_file, force=force, columns=names, **together)
-        if save_proxy is not None and first:
+        if save_proxy is not None and proxy is not None and first:
             save_weights(proxy, save_proxy)
     if not first:
         return None
@@ -170,14 +175,16 @@ def select(
             "path": str(recording.path),
             "keep": config.keep,
         },
-        "proxy": {"name": config.proxy, "accuracy": recording.history.final["accuracy"]},
+        "proxy": None if proxy is None else {"name": config.proxy, "accuracy": recording.history.final["accuracy"]},
         "ledger": stages.ledger.as_dict(),
     }
     if json:
         return print_json(result)
+    how = f"by {config.acquisition}, for which no proxy is needed"
+    if result["proxy"]:
+        how = f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}"
     out.print(
-        f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; "
-        f"the proxy ({config.proxy}) ends at accuracy {percent(result['proxy']['accuracy'])}."
+        f"Wrote {recording.path}: {recording.steps:,} steps of {config.keep}, digest {short(recording.digest)}; {how}."
     )
     show_trackers(track or (), out_file.with_name(f"{out_file.name}.tracking"))
     model = "mlp512" if config.data.data in SOURCES else config.proxy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
 from goldiprox.analysis import share
 from goldiprox.compare.bench import Bench, Pools
 from goldiprox.compare.kept import figures, identity, summed, table_of
@@ -33,9 +33,6 @@ from goldiprox.stages import Progress
 from goldiprox.store import Kept, Runs
 from goldiprox.suspects import trusted_ids, usual_odds
 from goldiprox.training import replay_many
-
-OTHER_MODELS = 1_000_003
-"""Between the seeds of the holdout models of one ensemble."""
 
 
 class Lab(Bench):
@@ -82,7 +79,7 @@ class Lab(Bench):
 
     def tables(self, method: Method) -> tuple[list[IrreducibleLosses], list[dict[str, Any]]]:
         """For every seed the irreducible losses, and of all models behind them the cost, which it was, and why."""
-        members = [self._tables(method, OTHER_MODELS * number) for number in range(method.il_models)]
+        members = [self._tables(method, OTHER * number) for number in range(method.il_models)]
         tables, costs = [], []
         for runs in zip(*members, strict=True):
             each = [table_of(run) for run in runs]
@@ -223,29 +220,30 @@ class Lab(Bench):
         config = plan.training(schedule)
         mine, pools = self._tables_by_seed(method), self.pools(method)
         candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
+        trains = role == "model" or self._acquisition(by) not in IDS_ONLY  # else no proxy is asked
 
         def settings(seed: int) -> dict[str, Any]:
             table = mine[seed]
             given = {
-                role: identity(name),
-                "dropout": plan.config.dropout,
                 "acquisition": identity(by),
                 "rule": self._rule_text(method, by),
                 "candidates": candidates,
                 "keep": plan.config.keep,
                 "table": "" if table is None else table.digest,
                 "pool": digest_ids(pools[seed]),
-                "compared": plan.compared if table is not None and role == "proxy" else 0,
             }
-            return {**self._data, **given, **asdict(config), "steps": steps, "every": plan.unit, "seed": seed}
+            if trains:
+                given |= {role: identity(name), "dropout": plan.config.dropout, **asdict(config), "every": plan.unit}
+                given |= {"compared": plan.compared if table is not None and role == "proxy" else 0}
+            return {**self._data, **given, "steps": steps, "seed": seed}
 
         def make(seeds: Sequence[int]) -> Runs:
-            watchers = [self._watcher(mine[s] if role == "proxy" else None) for s in seeds]
+            watchers = [self._watcher(mine[s] if role == "proxy" else None) if trains else None for s in seeds]
             paths = [self.store.path(self.store.key(f"select-{role}", settings(s)), ".arrow") for s in seeds]
-            also = f", by {by}" * (by != self.acquisitions(method)[0])
-            with self._stage(f"{role}, {method.name}{also}", name, steps) as on_step:
+            title = f"{role}, {method.name}" if trains else f"list, {method.name}, by {by}"
+            with self._stage(title, name, steps) as on_step:
                 recordings = record_many(
-                    [self.stages.build(name, role, seed) for seed in seeds],
+                    [self.stages.build(name, role, seed) if trains else None for seed in seeds],
                     self.stages.data,
                     engine=plan.config.engine,
                     each=[
@@ -265,7 +263,7 @@ class Lab(Bench):
                     eval_every=plan.unit,
                 )
             return [
-                Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest}, taken(w), r.path)
+                Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest}, taken(w) if w else {}, r.path)
                 for r, w in zip(recordings, watchers, strict=True)
             ]
 

@@ -10,6 +10,7 @@ from goldiprox.forward import generalised_cross_entropy
 from goldiprox.holdout import Checkpoint, HoldoutConfig, Mixup
 from goldiprox.irreducible import Combined
 from goldiprox.optim import Schedule
+from goldiprox.rehearsal import OR_BOTH
 from goldiprox.resolve import resolve
 from goldiprox.rules import make_rule
 from goldiprox.suspects import check_odds
@@ -74,7 +75,7 @@ class Method:
         if self.rule != "default":
             make_rule(self.rule)
         if self.acquisition not in (None, AUTO):
-            resolve("acquisition", self.acquisition, ACQUISITIONS)
+            resolve("acquisition", self.acquisition, ACQUISITIONS, OR_BOTH)
         for name, known in (
             ("proxy_schedule", Schedule),
             ("il_schedule", Schedule),

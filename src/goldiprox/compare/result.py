@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from goldiprox.acquisition import IDS_ONLY
 from goldiprox.analysis import REPLAYS, spearman
 from goldiprox.artifacts import check_folder, versions, write_json
 from goldiprox.compare.lab import Lab
@@ -120,6 +119,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
     choosing = {unit: _mean([run.numbers[unit] for run in proxy]) for unit in holdout}
+    accuracies = _final([run for run in proxy if run.numbers["accuracy"]])  # of seeds that go by a proxy
     chance = lab.chance(method, schedule)
     drawn = None if chance is None else _final(chance)
     found = {
@@ -133,7 +133,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
         ],
         "cost": {"holdout": holdout, "proxy": choosing},
         "recorded_by": [{"name": r.numbers["by"], "rehearsed": r.numbers.get("rehearsed")} for r in proxy],
-        "proxy_accuracy": asdict(interval(_final(proxy))),
+        "proxy_accuracy": asdict(interval(accuracies)) if accuracies else None,
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
         "corrupted": asdict(interval([run.numbers["corrupted"] for run in proxy])),
         "early": _early(proxy, replayed, uniform.equal) | {"wrong_labels_told": told(lab, tables)},
@@ -164,9 +164,9 @@ def below_floor(lab: Lab, method: Method, proxy: Runs) -> dict[str, Any] | None:
     """The share of candidates on which a proxy is better than its holdout model, at every evaluation: of the compared
     ones that the method selects from, over all seeds whose sequence goes by a proxy. None where there are none.
     """
-    by_proxies = [run.numbers["by"] not in {f.__name__ for f in IDS_ONLY} for run in proxy]
+    by_proxies = ["reducible" in run.arrays for run in proxy]
     proxy = list(compress(proxy, by_proxies))
-    if not proxy or not all("reducible" in run.arrays for run in proxy):
+    if not proxy:
         return None
     ids = compared_ids(lab.train, lab.plan.config.candidates, lab.plan.compared).numpy()
     chosen_from = [np.isin(ids, pool) for pool in compress(lab.pools(method).values(), by_proxies)]

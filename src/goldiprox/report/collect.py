@@ -64,9 +64,9 @@ class Run:
         result: What ``goldiprox run --json`` printed.
         config: Its settings.
         methods: The one on the sequence first.
-        proxy: The proxy's evaluations.
+        proxy: The proxy's evaluations, where the model may train while it records.
         ledger: The bill of every stage.
-        once: Of all that is paid before the sequence is recorded.
+        once: Of all that is paid before the model can train.
         speedup: See `goldiprox.analysis.speedup`.
         header: Of the sequence.
         ids: The picks, in order.
@@ -146,12 +146,11 @@ def read_run(
         given = data.labels
     moments = _moments(folder / "losses.parquet", len(table), end // sequence.keep)
     try:
-        proxy = _proxy(folder / "metrics.jsonl", sequence.header.config.get("acquisition"))
+        ledger = _ledger(result)
+        proxy = [] if "rehearsal" in ledger else _proxy(folder / "metrics.jsonl")
         methods = _methods(result, curves, ids, len(table.ids), sequence.keep)
         by_role = {method.role: method for method in methods}
-        ledger = _ledger(result)
-        taken = f"select by {sequence.header.config.get('acquisition')}"
-        once = Ledger(ledger).paid_once(taken if taken in ledger else "select")
+        once = Ledger(ledger).paid_once(besides=bool(proxy))
         factors = speedup(
             by_role.get("uniform", methods[0]).evaluations,
             methods[0].evaluations,
@@ -229,13 +228,12 @@ def _ledger(result: Mapping[str, Any]) -> dict[str, Cost]:
     return ledger
 
 
-def _proxy(path: Path, acquisition: str | None) -> list[dict[str, Any]]:
-    """The evaluations of the proxy that recorded the sequence; where there were two, of the one that was taken."""
+def _proxy(path: Path) -> list[dict[str, Any]]:
+    """The evaluations of the proxy that recorded the sequence."""
     if not path.is_file():
         raise MissingFile(f"{path} does not exist; run it again")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = [line for line in lines if line["stage"] == f"select by {acquisition}"]
-    found = found or [line for line in lines if line["stage"] == "select"]
+    found = [line for line in lines if line["stage"] == "select"]
     for e in found:
         _check_numbers(e["step"], e["flops"] or 0, e["seconds"])
     return found

@@ -19,7 +19,13 @@ MAX_SIDE = 64
 MAX_TEXT = 280
 MAX_FEATURES = 8
 COLUMNS = 6
-_MOST_BY_THE_TABLE = "The surest to the holdout model: these came up to {:,} times."
+_SUREST = "The surest to the holdout model: these came up to {:,} times."
+_MOST_WITHOUT_A_PROXY = {
+    "predictability": _SUREST,
+    "irreducible_loss": _SUREST,
+    "uniform": "By chance: these came up to {:,} times.",
+}
+_MOST = "Learnable, and long not yet learnt: the proxy came back to these up to {:,} times."
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,14 @@ def make_galleries(run: Run) -> list[Gallery]:
     drawn = np.random.default_rng(derive("report")).permutation(never)[:NUM_SHOWN]
     hardest = train[np.argsort(-losses[train], kind="stable")]
     most = counts[order[0]] if len(order) else 0
+    acquisition = run.header.config.get("acquisition") if "proxy" not in run.header.config else ""
+    caption = _MOST_WITHOUT_A_PROXY.get(str(acquisition), _MOST)
     return [
         _gallery(
             run,
             "kept",
             "Most often kept",
-            _MOST_BY_THE_TABLE.format(most)
-            if run.header.config.get("acquisition") == "predictability"
-            else f"Learnable, and long not yet learnt: the proxy came back to these up to {most:,} times.",
+            caption.format(most),
             order[:NUM_SHOWN],
         ),
         _gallery(

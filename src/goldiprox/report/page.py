@@ -136,5 +136,5 @@ def _billed(run: Run, method: Method, unit: str) -> list[float] | None:
     once, proxy = getattr(run.once, unit), run.proxy
     if once is None or None in own or any(e[unit] is None for e in proxy):
         return None
-    selecting = [next(p[unit] for p in proxy if p["step"] >= e["step"]) for e in method.evaluations]
+    selecting = [next(p[unit] for p in proxy if p["step"] >= e["step"]) if proxy else 0 for e in method.evaluations]
     return [once + chosen + trained for chosen, trained in zip(selecting, own, strict=True)]

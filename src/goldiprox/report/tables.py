@@ -15,8 +15,8 @@ MAX_ROWS = 12
 OFTEN = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))
 STAGES = {
     "irreducible": "holdout model, irreducible losses",
-    "select": "proxy: selecting",
-    "select by predictability": "the second sequence",
+    "select": "the sequence",
+    "select by predictability": "the other sequence, by predictability",
     "rehearsal": "small models on either sequence",
     "train": "model, on the sequence",
     "train uniform": "model, uniform",
@@ -118,7 +118,7 @@ def verdict(run: Run) -> str:
         if alone is not None and given is not None:
             said.append(
                 f"In {name}, whoever is given the sequence pays {_compared(given)} uniform training. A single "
-                f"model, with the holdout model and the proxy on its bill, pays {_compared(alone)} uniform."
+                f"model, with all that is paid once on its bill, pays {_compared(alone)} uniform."
             )
     seed = run.result["seed"]
     said.append(f"One seed ({seed}), on {run.result['device']}: another seed gives somewhat other figures.")
