@@ -86,6 +86,7 @@ def main() -> None:
         out = ["--out", str(FOLDER / f"{engine}.arrow"), "--engine", engine]
         out += ["--actors", "1"] if engine == "ray" else []
         ran = CliRunner().invoke(app, [*flags, *out], catch_exceptions=False)
+        assert ran.exit_code == 0, ran.output
         seen[f"--engine {engine}"] = json.loads(ran.stdout)["irreducible"]["digest"]
     (FOLDER / "seen.json").write_text(json.dumps(seen))
 

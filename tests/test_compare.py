@@ -533,6 +533,9 @@ class TestRuns:
         assert foretold(both)["ahead_of_uniform"] == pytest.approx(-1)
         assert foretold(both)["distinct"] == pytest.approx(1)
         assert foretold(both)["rank_correlation"] is None
+        some = {n: {"early": both["a"]["early"] | {"rank_correlation": [0.1, None, 0.3]}} for n in "cde"}
+        assert foretold(both | some)["rank_correlation"] == pytest.approx(1)
+        assert foretold(both | {n: some[n] for n in "cd"})["rank_correlation"] is None  # four runs have it
 
     def test_wrong_labels_are_told_as_well_as_the_table_orders_them(self):
         prepared = prepare(DataConfig(noise=0.2))

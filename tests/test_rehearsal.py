@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from math import isfinite
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import goldiprox as gp
 from conftest import make_mlp
 from goldiprox import pipeline
 from goldiprox.cli.compare import _taken
-from goldiprox.cli.run import _rehearsed
+from goldiprox.cli.run import _why
 from goldiprox.compare import lab as labs
 from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
@@ -20,7 +21,7 @@ from goldiprox.errors import Interrupted
 from goldiprox.ledger import Cost, Ledger, Rate
 from goldiprox.loop import History, rate_of
 from goldiprox.pipeline import run
-from goldiprox.rehearsal import LISTS, acquisitions, best, judged
+from goldiprox.rehearsal import LISTS, acquisitions, best, judged, too_small
 from goldiprox.report.collect import read_run
 from goldiprox.report.page import _billed, make_page
 from goldiprox.rules import RULE
@@ -55,6 +56,27 @@ def test_what_sequences_are_recorded_by(name, rule, expected):
     assert acquisitions(name, rule) == expected
 
 
+@pytest.mark.parametrize(("held_out", "expected"), [(29, LISTS[:1]), (30, LISTS)])
+def test_a_few_examples_decide_nothing(held_out, expected):
+    assert acquisitions("auto", RULE, held_out) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "underfit", "instead", "expected"),
+    [
+        ("small", 0.88, None, 0.88),
+        ("small", 0.87, None, None),
+        ("small", None, None, None),
+        ("large", 0.88, None, None),  # nothing is known of small ones
+        ("large", 0.5, {"of": "small", "underfit": 0.9}, 0.9),
+        ("large", 0.9, {"of": "small", "underfit": 0.5}, None),
+        ("large", 0.9, {"of": "another", "underfit": 0.9}, None),
+    ],
+)
+def test_models_too_small_for_their_data_are_not_asked(name, underfit, instead, expected):
+    assert too_small("small", {"name": name, "underfit": underfit, "instead": instead}) == expected
+
+
 @pytest.mark.parametrize(("fewer", "taken"), [(60, "other"), (10, "first"), (0, "first"), (-60, "first")])
 def test_the_first_is_taken_unless_the_other_one_misses_clearly_fewer(fewer, taken):
     missed = (torch.arange(1_000) < 300).double()
@@ -74,11 +96,6 @@ def test_what_is_missed_and_what_it_cost_to_know(blobs):
     assert cost.seconds > 2.0
     assert history.cost.flops == 600
     assert judged(model, blobs, ids, history, None)[1].flops is None
-
-
-@pytest.mark.parametrize(("held_out", "taken"), [(29, "first"), (30, "other")])
-def test_a_few_examples_decide_nothing(held_out, taken):
-    assert best({"first": torch.ones(held_out).double(), "other": torch.zeros(held_out).double()}) == taken
 
 
 def missed_by_another(stages: Stages, sequence: gp.Sequence) -> torch.Tensor:
@@ -201,14 +218,28 @@ class TestRun:
             assert flops == pytest.approx(result["ledger"][name]["flops"])
 
     def test_it_says_which_and_why(self, capsys):
-        said = _rehearsed(
-            {"reducible_loss": 0.5, "predictability": 0.625},
-            {"sequence": {"by": "predictability"}, "proxy": {"name": "small"}},
-        )
-        assert said == (
-            "The sequence was recorded by predictability. Of what was held out, small is right on 62.5% having learnt "
+        sequence = {"by": "predictability", "rehearsed": {"reducible_loss": 0.5, "predictability": 0.625}}
+        assert _why({"sequence": sequence | {"too_small": None}, "proxy": {"name": "small"}}) == (
+            "The sequence was recorded by predictability: of what was held out, small is right on 62.5% having learnt "
             "from it, on 50.0% from the one by reducible_loss."
         )
+        alone = {"by": "reducible_loss", "rehearsed": {}, "too_small": 0.94}
+        assert _why({"sequence": alone, "proxy": {"name": "small"}}) == (
+            "The sequence was recorded by reducible_loss: no second one was tried, since small could not tell which is "
+            "better for a larger one: as a holdout model it misses 94% as much of what it learnt as of the rest."
+        )
+        assert _why({"sequence": alone | {"too_small": None}, "proxy": None}) is None
+
+    def test_small_models_that_cannot_tell_are_not_asked(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(pipeline, "too_small", lambda proxy, il_model: 0.94 if proxy == il_model["name"] else None)
+        result = run(config(), str(tmp_path / "r"))
+        alone = run(config(acquisition="reducible_loss"), str(tmp_path / "alone"))
+        assert (result["sequence"]["too_small"], result["sequence"]["rehearsed"]) == (0.94, {})
+        assert result["sequence"]["digest"] == alone["sequence"]["digest"]
+        assert result["ledger"].keys() == alone["ledger"].keys()
+        assert result["speedup"]["flops"] == alone["speedup"]["flops"]
+        assert not (tmp_path / "r" / "sequence-predictability.arrow").exists()
+        assert alone["sequence"]["too_small"] is None  # one that was asked for needs no reason
 
     def test_a_second_run_takes_the_place_of_the_first(self, tmp_path, monkeypatch, against_the_proxy):
         first = run(config(), str(tmp_path / "r"))
@@ -273,16 +304,39 @@ class TestCompare:
         for seed in methods["default"]["recorded_by"]:
             assert seed["rehearsed"].keys() == set(LISTS)
             assert seed["name"] in LISTS
-        assert methods["top_k"]["recorded_by"] == [{"name": "reducible_loss", "rehearsed": None}] * 2
+        alone = {"name": "reducible_loss", "rehearsed": None, "too_small": None}
+        assert methods["top_k"]["recorded_by"] == [alone] * 2
         assert _taken(methods["top_k"]) is None
 
     def test_in_words(self):
         seeds = [("predictability", 0.5, 0.7), ("reducible_loss", 0.6, 0.5), ("predictability", 0.4, 0.6)]
-        made = [{"name": n, "rehearsed": {"reducible_loss": a, "predictability": b}} for n, a, b in seeds]
+        rehearsed = [{"name": n, "rehearsed": {"reducible_loss": a, "predictability": b}} for n, a, b in seeds]
+        made = [each | {"too_small": None} for each in rehearsed]
         assert _taken({"recorded_by": made}) == (
-            "recorded by predictability for 2 of 3 seeds: on what was held out, a small model that learnt from it is "
-            "right on 60.0%, one that learnt from the sequence by reducible_loss on 50.0%"
+            "recorded by predictability for 2 of 3 seeds: of what was held out, a small model is right on 60.0% having "
+            "learnt from it, on 50.0% from the one by reducible_loss"
         )
+        small = {"name": "reducible_loss", "rehearsed": None, "too_small": 0.9}
+        why = (
+            "no second one was tried, since a model of the proxy's kind could not tell which is better for a larger "
+            "one: as a holdout model it misses 90% as much of what it learnt as of the rest"
+        )
+        assert _taken({"recorded_by": [small] * 2}) == f"recorded by reducible_loss for 2 of 2 seeds: {why}"
+        assert _taken({"recorded_by": [made[0], small, small]}).endswith(
+            f"from the one by predictability; {why} (for 2 seeds)"
+        )
+
+    def test_seeds_whose_small_models_cannot_tell_go_by_the_first(self, plan, tmp_path, monkeypatch):
+        lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]
+        answers = iter([None, 0.9])
+        monkeypatch.setattr(labs, "too_small", lambda proxy, il_model: next(answers))
+        monkeypatch.setattr(labs, "best", lambda missed: "predictability")
+        asked, unasked = lab.recorded(method, "cosine")
+        alone = lab.recorded(Method(acquisition="reducible_loss"), "cosine")[1]
+        assert asked.numbers["by"] == "predictability"
+        assert len(asked.numbers["rehearsed"]) == 2
+        assert unasked.numbers == alone.numbers | {"too_small": 0.9}
+        assert len(list(tmp_path.glob("rehearsal-*.json"))) == 2  # of one seed
 
     def test_a_floor_is_spoken_of_only_where_scores_have_one(self, plan, tmp_path):
         methods = (Method(acquisition="predictability"), Method(acquisition="reducible_loss"))
@@ -294,7 +348,8 @@ class TestCompare:
         assert by_table["sequence"]["below_floor"] is None
         assert by_table["proxy_accuracy"] is None
         assert by_table["cost"]["proxy"]["flops"] == 0
-        assert by_table["early"]["rank_correlation"] == []
+        assert by_table["early"]["rank_correlation"] == [None] * 2
+        assert all(isfinite(found) for found in by_proxy["early"]["rank_correlation"])
 
     def test_it_is_that_of_the_seeds_which_go_by_a_proxy(self, plan, tmp_path, monkeypatch):
         lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]

@@ -264,16 +264,36 @@ IDS_ONLY = frozenset({uniform, irreducible_loss, predictability})
 """Acquisitions that score ids: candidates need not be loaded for them (given a table of irreducible losses)."""
 
 
-def require_no_model(by_id: bool, evaluate: Any) -> None:
-    """Raises where something asks for a proxy, and there is none."""
-    if not by_id:
+def needs_proxy(acquisition: Acquisition, scope: str = "global", update: str = "replicated") -> bool:
+    """Whether a choice depends on a model; without one, every process must be able to make all of it by itself."""
+    return acquisition not in IDS_ONLY or (scope, update) != ("global", "replicated")
+
+
+def require_no_model(acquisition: Acquisition, irreducible: Any, scope: str, update: str, **asked: Any) -> None:
+    """Raises where something asks for a proxy, and there is none.
+
+    Args:
+        acquisition: What scores candidates.
+        irreducible: Irreducible losses, or a function.
+        scope: As for `goldiprox.recording.record`.
+        update: Likewise.
+        asked: What is about a proxy's training, and is left at None without one.
+    """
+    if acquisition not in IDS_ONLY or callable(irreducible):
         names = ", ".join(sorted(f.__name__ for f in IDS_ONLY))
         raise ConfigError(
             f"there is no proxy (None), but what to keep depends on one; give a proxy, or go by a table alone: an "
             f"acquisition of {names}, and irreducible=gp.IrreducibleLosses.open(...)"
         )
-    if evaluate is not None:
-        raise ConfigError("there is no proxy (None) that could be evaluated; leave out evaluate, or give a proxy")
+    if needs_proxy(acquisition, scope, update):
+        raise ConfigError(
+            f"there is no proxy (None), and then every process makes the whole choice, which scope={scope!r} and "
+            f"update={update!r} do not have; leave them out, or give a proxy"
+        )
+    if given := [name for name, value in asked.items() if value is not None]:
+        raise ConfigError(
+            f"there is no proxy (None) whose training could be looked at; leave out {', '.join(given)}, or give one"
+        )
 
 
 ZERO_IS_LEARNT = frozenset({reducible_loss, probability_gain})

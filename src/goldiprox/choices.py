@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from goldiprox.acquisition import Acquisition, uniform
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, TensorData, require_fingerprint, unwrap
-from goldiprox.errors import ConfigError, CorruptFile
+from goldiprox.errors import ConfigError, CorruptFile, Interrupted
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost
 from goldiprox.loop import History, OnStep
@@ -200,8 +200,8 @@ class Recorder:
         cost = Cost()
         with cost.timed():
             for step, (ids, values) in enumerate(chosen, 1):
-                if checkpoints:
-                    checkpoints.check()
+                if checkpoints and checkpoints.stop():
+                    raise Interrupted(f"stopped after step {step - 1:,} of a list, which is begun anew: nothing learns")
                 self.append(ids, values)
                 if on_step:
                     on_step(step, {})

@@ -301,7 +301,7 @@ def _drive(runs: Sequence[_Run], engine: Engine) -> None:
         if checkpoints:
             _save(runs[0], engine)
         if isinstance(e, Interrupted):
-            raise Interrupted(f"stopped after step {engine.done:,}") from e
+            raise Interrupted(f"stopped after step {engine.done:,}; all of it is saved") from e
         raise
     finally:
         engine.close()

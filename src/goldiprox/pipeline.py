@@ -25,7 +25,7 @@ from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.moments import KEY, Moments, watched_ids
 from goldiprox.recording import Recording
-from goldiprox.rehearsal import best
+from goldiprox.rehearsal import best, too_small
 from goldiprox.sequence import Sequence
 from goldiprox.settings import RunConfig
 from goldiprox.stages import Progress, Stages
@@ -186,7 +186,9 @@ def _run_stages(
     for number, il_model in enumerate(il_models):
         save_weights(il_model, folder / f"il_model{f'-{number}' if config.num_folds else ''}.safetensors")
     path = folder / "sequence.arrow"
-    selected, proxy, by, rehearsed = _select(stages, table, path, columns, watched, logger)
+    small = too_small(config.proxy, il_summary) if len(stages.acquisitions) > 1 else None
+    names = stages.acquisitions[:1] if small else stages.acquisitions
+    selected, proxy, by, rehearsed = _select(stages, names, table, path, columns, watched, logger)
     if proxy is not None:
         moments = {record["step"]: record[KEY] for record in selected.history.evaluations}
         Moments.of(watched, moments).save(folder / "losses.parquet")
@@ -217,6 +219,7 @@ def _run_stages(
         }
     alongside = () if rehearsed else selected.history.evaluations  # of two sequences none can be followed
     once = stages.ledger.paid_once(besides=bool(alongside))
+    rehearsing = stages.build(config.proxy, "proxy", 0) if rehearsed else proxy
     stats = statistics(sequence)
     result = {
         "data": config.data.data,
@@ -224,7 +227,7 @@ def _run_stages(
         "data_seed": config.data.data_seed,
         "fingerprint": fingerprint(stages.data),
         "device": str(stages.device),
-        "proxy": {"name": config.proxy, "parameters": count_parameters(stages.build(config.proxy, "proxy", 0))},
+        "proxy": None if rehearsing is None else {"name": config.proxy, "parameters": count_parameters(rehearsing)},
         "model": {"name": config.model, "parameters": count_parameters(model)},
         "il_model": il_summary,
         "sequence": {
@@ -237,6 +240,7 @@ def _run_stages(
             "most_repeated": stats.most_repeated,
             "by": method,
             "rehearsed": rehearsed,
+            "too_small": small,
         },
         "results": {
             name: {
@@ -268,6 +272,7 @@ def _run_stages(
 
 def _select(
     stages: Stages,
+    names: tuple[str, ...],
     table: IrreducibleLosses,
     path: Path,
     columns: Mapping[str, tuple[str, ...]],
@@ -279,7 +284,7 @@ def _select(
 
     Both stay beside it, under the names of what they were recorded by.
     """
-    names, found = stages.acquisitions, {}
+    found = {}
     paths = {name: path.with_stem(f"{path.stem}-{name}") if len(names) > 1 else path for name in names}
     for name in names:
         settings = {"watched": watched, "columns": columns[name], "on_record": logger(stages.selecting(name))}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import IDS_ONLY, Acquisition, ScoringMode, reducible_loss, require_no_model
+from goldiprox.acquisition import Acquisition, ScoringMode, needs_proxy, reducible_loss, require_no_model
 from goldiprox.ahead import Pending, SelectingAhead, choose_ahead
 from goldiprox.artifacts import check_output
 from goldiprox.checkpoint import Checkpoints
@@ -254,10 +254,11 @@ class Job:
             raise ConfigError("several processes cannot choose ahead; leave out ahead=True (--ahead)")
         self.writes = self.ranks is None or self.ranks.rank == 0
         self.train_ids = training_side(self.data, self.irreducible, self.acquisition, self.ids)
-        alike = self.update == "replicated" and self.scope == "global"  # what every rank can choose by itself
-        self.by_id = self.acquisition in IDS_ONLY and not callable(self.irreducible) and alike
+        self.by_id = not (needs_proxy(self.acquisition, self.scope, self.update) or callable(self.irreducible))
         if self.proxy is None:
-            require_no_model(self.by_id, self.evaluate)
+            asked = {"evaluate": self.evaluate, "eval_every": self.eval_every, "on_record": self.on_record}
+            asked |= {"track": self.track, "corrupted": self.corrupted}
+            require_no_model(self.acquisition, self.irreducible, self.scope, self.update, **asked)
         if self.keep > self.candidates:
             raise ConfigError(
                 f"cannot keep {self.keep} of {self.candidates} candidates; lower --keep or raise --candidates"
@@ -287,12 +288,13 @@ class Job:
         )
         self.header = self._header() if self.out or self.checkpoints or self.ranks else {}
         self.together = None
-        if self.ranks and self.proxy is not None:
+        if self.ranks:
             settings, sizes = json.dumps(self._settings(), sort_keys=True), (self.candidates, self.keep, self.pieces)
-            self.together = Together(self.ranks, self.proxy, settings, *sizes, self.update)
-        self.saved = None
-        if self.checkpoints and self.proxy is not None:  # without one it takes seconds, and is begun anew
-            self.saved = self.checkpoints.start(self._settings(), self.device)
+            if self.proxy is None:
+                self.ranks.require_same(settings)
+            else:
+                self.together = Together(self.ranks, self.proxy, settings, *sizes, self.update)
+        self.saved = self.checkpoints.start(self._settings(), self.device) if self.checkpoints else None
         self.start = self.saved.step if self.saved else 0
         if self.out is not None and self.saved is None and self.writes:
             # What an earlier process left before its first checkpoint is begun anew.
@@ -300,8 +302,10 @@ class Job:
             check_output(self.out, force=self.force)
         calls = {"loss": self.loss, "forward": self.forward}
         with seeded(derive("example", self.seed), self.device):
-            self.example = next(iterate(self.data, self.sampler.batches(), device=self.device))
-            if self.proxy is not None:
+            if self.proxy is None:
+                self.example = Batch(next(self.sampler.batches()), (), ())
+            else:
+                self.example = next(iterate(self.data, self.sampler.batches(), device=self.device))
                 check_model(self.proxy, self.example, data=self.data, role="proxy", **calls)
                 check_evaluation(self.evaluate, self.proxy)
                 self.few = self.example.take(torch.arange(min(2, self.candidates)))

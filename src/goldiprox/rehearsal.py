@@ -2,7 +2,8 @@
 
 What a proxy finds worth learning is one list; an order by the holdout model alone, easy examples first and the hardest
 late and seldom, is the other. On some data the first is better by points, on some the second, and nothing that a table
-or a proxy knows tells which. Small models tell: where they learn more from one of the lists, so do large ones.
+or a proxy knows tells which. Small models tell: where they learn more from one of the lists, so do large ones; unless
+what is easy is all that they have room for.
 """
 
 from collections.abc import Mapping
@@ -27,33 +28,78 @@ weights that it was made with.
 """
 MIN_HELD_OUT = 30
 """Of fewer examples one or two would decide."""
+TOO_SMALL = 0.87
+"""What a holdout model of the proxy's kind misses of what it learnt, divided by what it misses of other examples: from
+here on such models say nothing of larger ones. Below were those whose rehearsals were right, 0.44 to 0.81, above those
+whose were wrong, 0.92 to 0.97 (docs/lab-notes.md).
+"""
 
 
-def acquisitions(name: str, rule: str, held_out: bool = True) -> tuple[str, ...]:
+def acquisitions(name: str, rule: str, held_out: int = MIN_HELD_OUT) -> tuple[str, ...]:
     """What sequences are recorded by, before one of them is taken.
 
     Args:
         name: Of an acquisition; or ``auto`` for both of `LISTS`, if there is a choice to be made, else the first.
         rule: As a text; one that is not the default is for that one.
-        held_out: Whether anything is, to judge by.
+        held_out: How many examples are, to judge by.
     """
     if name != AUTO:
         return (name,)
-    return LISTS if rule == RULE and held_out else LISTS[:1]
+    return LISTS if rule == RULE and held_out >= MIN_HELD_OUT else LISTS[:1]
+
+
+def too_small(proxy: str, il_model: Mapping[str, Any]) -> float | None:
+    """How much a holdout model of the proxy's kind missed of what it learnt, as `goldiprox.assessment.underfit` has it,
+    if that is too much for a rehearsal; else, and where there was none of that kind, None.
+
+    Args:
+        proxy: Its name.
+        il_model: The ``name`` of the holdout model, its `goldiprox.enough.Signs`, and what it was made ``instead`` of.
+    """
+    asked = il_model["instead"] or {**il_model, "of": il_model["name"]}
+    underfit = asked["underfit"] if asked["of"] == proxy else None
+    return underfit if underfit is not None and underfit > TOO_SMALL else None
 
 
 def best(missed: Mapping[str, Tensor]) -> str:
-    """By name, the first list; or one from which a model misses fewer, by more than two standard errors, if enough was
-    held out to say so.
+    """By name, the first list; or one from which a model misses fewer, by more than two standard errors.
 
     Args:
         missed: For each list, which of the same examples its model misses.
     """
     taken, *others = missed
     for other in others:
-        if len(missed[other]) >= MIN_HELD_OUT and misses_more(missed[taken], missed[other]):
+        if misses_more(missed[taken], missed[other]):
             taken = other
     return taken
+
+
+def in_words(by: str, accuracies: Mapping[str, float], model: str) -> str:
+    """Why a list was taken.
+
+    Args:
+        by: What it was recorded by.
+        accuracies: By list, how often a model that learnt from it is right.
+        model: What to call the one that rehearsed.
+    """
+    ((other, theirs),) = ((name, each) for name, each in accuracies.items() if name != by)
+    return (
+        f"of what was held out, {model} is right on {100 * accuracies[by]:.1f}% having learnt from it, on "
+        f"{100 * theirs:.1f}% from the one by {other}"
+    )
+
+
+def unasked_in_words(underfit: float, model: str) -> str:
+    """Why there was no rehearsal.
+
+    Args:
+        underfit: As `too_small` has it.
+        model: What to call one of the proxy's kind.
+    """
+    return (
+        f"no second one was tried, since {model} could not tell which is better for a larger one: as a holdout model "
+        f"it misses {100 * underfit:.0f}% as much of what it learnt as of the rest"
+    )
 
 
 def judged(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_proxy, needs_table
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
@@ -103,7 +103,7 @@ class Stages:
             )
         self.prepared: Prepared = prepare(config.data)
         data, split = self.prepared.data, self.prepared.split
-        self.acquisitions = acquisitions(config.acquisition, config.rule, held_out=len(split.holdout) > 0)
+        self.acquisitions = acquisitions(config.acquisition, config.rule, held_out=len(split.holdout))
         if data.num_classes is None:
             raise ConfigError(f"the command line trains classifiers; {config.data.data} has no integer labels")
         self.data, self.test = data, self.prepared.test
@@ -277,7 +277,7 @@ class Stages:
         stage, acquisition = self.selecting(by), self._acquisition(by)
         settings: dict[str, Any] = {"ids": self.pool(table), **together}
         proxy = None
-        if acquisition not in IDS_ONLY:
+        if needs_proxy(acquisition, together.get("scope", "global")):
             proxy = self.build(self.config.proxy, "proxy", self.config.seed)
             settings["evaluate"] = self.evaluate(watched)
         return self._record(stage, proxy, table, acquisition, out, force, columns, on_record, **settings), proxy
@@ -353,6 +353,9 @@ class Stages:
         **settings: Any,
     ) -> Recording:
         config, corrupted, selects = self.config, self.prepared.truth.corrupted, stage.startswith("select")
+        if model is not None:
+            settings |= {"eval_every": self.eval_every, "on_record": curves(self.track, stage, on_record)}
+            settings |= {"corrupted": corrupted if corrupted.any() else None}
         with self.threads(model), self.progress.stage(stage, self.steps) as on_step:
             recording = record(
                 model,
@@ -371,10 +374,7 @@ class Stages:
                 seed=config.seed,
                 num_workers=config.num_workers,
                 engine=config.engine,
-                eval_every=self.eval_every,
-                on_record=curves(self.track, stage, on_record),
                 on_step=on_step,
-                corrupted=corrupted if corrupted.any() else None,
                 checkpoints=self._checkpoints(stage),
                 extra_config={
                     **({} if model is None else {"proxy": config.proxy, "training": asdict(config.training)}),

@@ -16,6 +16,7 @@ from goldiprox.compare.methods import PAPER, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
+from goldiprox.rehearsal import in_words, unasked_in_words
 from goldiprox.rules import OVERTAKEN
 from goldiprox.settings import RunConfig
 from goldiprox.stages import Silent
@@ -215,17 +216,22 @@ def _chosen(gap: dict[str, Any]) -> str:
 
 
 def _taken(method: dict[str, Any]) -> str | None:
-    """Of two sequences, which was taken for how many seeds; nothing where there was one."""
-    seeds = [seed for seed in method["recorded_by"] if seed["rehearsed"]]
-    if not seeds:
+    """Of two sequences, which was taken for how many seeds, and why; nothing where none other was thought of."""
+    seeds = method["recorded_by"]
+    rehearsed = [seed["rehearsed"] for seed in seeds if seed["rehearsed"]]
+    small = [seed["too_small"] for seed in seeds if seed["too_small"]]
+    if not rehearsed and not small:
         return None
-    means = {by: sum(s["rehearsed"][by] for s in seeds) / len(seeds) for by in seeds[0]["rehearsed"]}
-    count = {by: sum(s["name"] == by for s in seeds) for by in means}
-    by, other = sorted(means, key=lambda name: -count[name])
-    return (
-        f"recorded by {by} for {count[by]} of {len(seeds)} seeds: on what was held out, a small model that learnt from "
-        f"it is right on {percent(means[by])}, one that learnt from the sequence by {other} on {percent(means[other])}"
-    )
+    names = [seed["name"] for seed in seeds]
+    by = max(sorted(set(names)), key=names.count)
+    said = [f"recorded by {by} for {names.count(by)} of {len(seeds)} seeds"]
+    if rehearsed:
+        means = {name: sum(each[name] for each in rehearsed) / len(rehearsed) for name in rehearsed[0]}
+        said.append(in_words(by, means, "a small model"))
+    if small:
+        some = f" (for {len(small)} seeds)" * (len(small) < len(seeds))
+        said.append(unasked_in_words(sum(small) / len(small), "a model of the proxy's kind") + some)
+    return f"{said[0]}: {'; '.join(said[1:])}"
 
 
 def _made_by(method: dict[str, Any]) -> str:
@@ -259,8 +265,8 @@ def _unlike(method: dict[str, Any] | None, result: dict[str, Any]) -> str | None
         return None
     if {made["name"] for made in method["holdout_models"]} == {result["model"]}:
         return None
-    agreed = method["early"]["rank_correlation"]
-    if not agreed or None in agreed or sum(agreed) >= 0:
+    agreed = [found for found in method["early"]["rank_correlation"] if found is not None]
+    if not agreed or sum(agreed) >= 0:
         return None
     return (
         f"it has other examples left to learn than its proxy (rank correlation {sum(agreed) / len(agreed):.2f} after a "
@@ -335,8 +341,9 @@ def _costs(kinds: list[Any], result: dict[str, Any]) -> Any:
 
 
 def _signals(found: dict[str, Any]) -> Any:
-    def mean(values: list[float], form: str, scale: float = 100) -> str:
-        return format(scale * sum(values) / len(values), form) if values and None not in values else "?"
+    def mean(values: list[float | None], form: str, scale: float = 100) -> str:
+        known = [value for value in values if value is not None]
+        return format(scale * sum(known) / len(known), form) if known else "?"
 
     rows = [
         [

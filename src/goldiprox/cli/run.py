@@ -12,7 +12,7 @@ from goldiprox.cli.console import Bars, err, next_command, out, percent, print_j
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
 from goldiprox.errors import GoldiproxError, MissingExtra
-from goldiprox.rehearsal import acquisitions
+from goldiprox.rehearsal import acquisitions, in_words, unasked_in_words
 from goldiprox.report.collect import read_run
 from goldiprox.report.page import NAME, write_page
 from goldiprox.settings import RunConfig
@@ -99,8 +99,8 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         how = "" if result["il_model"]["cleaned"] else ", trained once"
         why = f"since {instead['of']} falls short: {instead['because']}"
         out.print(f"\nHoldout model: {result['il_model']['name']}{how}, {why}.")
-    if rehearsed := result["sequence"]["rehearsed"]:
-        out.print(f"\n{_rehearsed(rehearsed, result)}")
+    if why := _why(result):
+        out.print(f"\n{why}")
     headers = ["trained on", "final accuracy", "best", "seconds", *(["corrupted picks"] if corrupted["data"] else [])]
     out.print()
     out.print(table(title, headers, rows))
@@ -136,13 +136,16 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
         out.print(f"To look at, in any browser: {result['report']}")
 
 
-def _rehearsed(accuracies: dict[str, float], result: dict[str, Any]) -> str:
-    by = result["sequence"]["by"]
-    (other,) = accuracies.keys() - {by}
-    return (
-        f"The sequence was recorded by {by}. Of what was held out, {result['proxy']['name']} is right on "
-        f"{percent(accuracies[by])} having learnt from it, on {percent(accuracies[other])} from the one by {other}."
-    )
+def _why(result: dict[str, Any]) -> str | None:
+    """Which sequence was taken and why, where two were thought of."""
+    sequence, proxy = result["sequence"], result["proxy"]
+    if sequence["rehearsed"]:
+        said = in_words(sequence["by"], sequence["rehearsed"], proxy["name"])
+    elif sequence["too_small"]:
+        said = unasked_in_words(sequence["too_small"], proxy["name"])
+    else:
+        return None
+    return f"The sequence was recorded by {sequence['by']}: {said}."
 
 
 def _next(result: dict[str, Any], config: RunConfig) -> None:

@@ -48,7 +48,7 @@ def graceful() -> Iterator[None]:
     try:
         yield
     except Interrupted as e:
-        failure(f"{e}; all of it is saved. To go on: {_again()}", label="interrupted:")
+        failure(f"{e}. To go on: {_again()}", label="interrupted:")
         raise typer.Exit(128 + (stop.signum or signal.SIGINT)) from e
     except KeyboardInterrupt:
         failure(f"at once; to go on from the last checkpoint: {_again()}", label="interrupted:")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from goldiprox import tracking
-from goldiprox.acquisition import IDS_ONLY, NEEDS_TABLE
+from goldiprox.acquisition import NEEDS_TABLE, needs_proxy
 from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
@@ -149,7 +149,7 @@ def select(
         if save_proxy is not None and first:
             check_output(save_proxy, force=force or checkpoints.continues)
         stages = Stages(config, progress=_progress(json or not first), checkpoints=checkpoints)
-        if save_proxy is not None and stages.acquisition in IDS_ONLY:
+        if save_proxy is not None and not needs_proxy(stages.acquisition, scope):
             raise ConfigError(f"--acquisition {config.acquisition} needs no proxy; leave out --save-proxy {save_proxy}")
         table = None
         if irreducible is not None:

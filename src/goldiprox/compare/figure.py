@@ -88,7 +88,7 @@ def _short(names: Iterable[str]) -> dict[str, str]:
 
 
 def _kinds(method: dict[str, Any], name: str) -> list[tuple[str, str, str]]:
-    kinds = [("sequence", "D", f"{name}: the proxy's sequence"), ("itself", "^", f"{name}: selecting for itself")]
+    kinds = [("sequence", "D", f"{name}: its sequence"), ("itself", "^", f"{name}: selecting for itself")]
     return [kind for kind in kinds if kind[0] in method]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from goldiprox.acquisition import ACQUISITIONS, IDS_ONLY, Acquisition, needs_table
+from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_proxy, needs_table
 from goldiprox.analysis import share
 from goldiprox.compare.bench import Bench, Pools
 from goldiprox.compare.kept import figures, identity, summed, table_of
@@ -23,7 +23,7 @@ from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, rate_of
 from goldiprox.optim import Schedule
 from goldiprox.recording import record_many
-from goldiprox.rehearsal import OTHER, acquisitions, best, judged
+from goldiprox.rehearsal import OTHER, acquisitions, best, judged, too_small
 from goldiprox.resolve import resolve
 from goldiprox.rules import Rule, make_rule, usual_rule
 from goldiprox.sequence import Sequence as Recorded
@@ -163,21 +163,47 @@ class Lab(Bench):
 
     def recorded(self, method: Method, schedule: Schedule) -> Runs:
         """The proxy's recordings, with their sequences; where there are two, for every seed the one that the rehearsals
-        are for, at the cost of both and of knowing which.
+        are for, at the cost of both and of knowing which, or the first where rehearsals would not tell.
         """
-        own, names = method.proxy_schedule or schedule, self.acquisitions(method)
-        settings = (self._proxy(method), "proxy", own, self.plan.proxies_at_once)
-        found = {by: [_named(run, by) for run in self._selecting(method, by, *settings)] for by in names}
-        rehearsed = {by: self._rehearsed(method, by, runs, schedule) for by, runs in found.items() if len(names) > 1}
+        own, seeds = method.proxy_schedule or schedule, self.plan.seeds
+        first, *others = self.acquisitions(method)
+        recordings = (self._proxy(method), "proxy", own, self.plan.proxies_at_once)
+
+        def selected(by: str) -> dict[int, Kept]:
+            runs = self._selecting(method, by, *recordings)
+            return {seed: replace(run, numbers=run.numbers | {"by": by}) for seed, run in zip(seeds, runs, strict=True)}
+
+        found = {first: selected(first)}
+        if not others:
+            return list(found[first].values())
+        small = self._too_small(method)
+        asked = [seed for seed in seeds if small[seed] is None]
+        found |= {by: selected(by) for by in others if asked}
+        rehearsed = {
+            by: self._rehearsed(method, {seed: runs[seed] for seed in asked}, by, schedule)
+            for by, runs in found.items()
+        }
         return [
-            _taken({by: runs[n] for by, runs in found.items()}, {by: runs[n] for by, runs in rehearsed.items()})
-            for n in range(len(self.plan.seeds))
+            _taken({by: runs[seed] for by, runs in found.items()}, {by: runs[seed] for by, runs in rehearsed.items()})
+            if seed in asked
+            else replace(found[first][seed], numbers=found[first][seed].numbers | {"too_small": small[seed]})
+            for seed in seeds
         ]
 
-    def _rehearsed(self, method: Method, by: str, recorded: Runs, schedule: Schedule) -> Runs:
+    def _too_small(self, method: Method) -> dict[int, float | None]:
+        """For every seed, as `goldiprox.rehearsal.too_small` says."""
+        made = [run.numbers for run in self._tables(method, 0)]
+        models = [
+            numbers["signs"] | {"name": numbers["il_model"], "instead": numbers.get("instead")} for numbers in made
+        ]
+        return {s: too_small(self._proxy(method), il) for s, il in zip(self.plan.seeds, models, strict=True)}
+
+    def _rehearsed(
+        self, method: Method, recordings: Mapping[int, Kept], by: str, schedule: Schedule
+    ) -> dict[int, Kept]:
         """Another model of the proxy's kind on every sequence, and what it misses of what was held out."""
         plan, name, held_out = self.plan, self._proxy(method), self.stages.prepared.split.holdout
-        recordings, config = dict(zip(plan.seeds, recorded, strict=True)), plan.training(schedule)
+        config = plan.training(schedule)
 
         def settings(seed: int) -> dict[str, Any]:
             given = {"proxy": identity(name), "dropout": plan.config.dropout, "window": self._window(method)}
@@ -204,7 +230,8 @@ class Lab(Bench):
                     made.append(Kept({"flops": cost.flops, "seconds": cost.seconds}, {"missed": missed.bool().numpy()}))
             return made
 
-        return self._runs("rehearsal", settings, make, plan.proxies_at_once)
+        runs = self._runs("rehearsal", settings, make, plan.proxies_at_once, list(recordings))
+        return dict(zip(recordings, runs, strict=True))
 
     def _ordered(self, method: Method, run: Kept, seed: int) -> Recorded:
         """A recorded sequence in the order that the method says."""
@@ -220,7 +247,7 @@ class Lab(Bench):
         config = plan.training(schedule)
         mine, pools = self._tables_by_seed(method), self.pools(method)
         candidates, steps = method.candidates or plan.config.candidates, plan.method_steps
-        trains = role == "model" or self._acquisition(by) not in IDS_ONLY  # else no proxy is asked
+        trains = role == "model" or needs_proxy(self._acquisition(by))
 
         def settings(seed: int) -> dict[str, Any]:
             table = mine[seed]
@@ -260,7 +287,7 @@ class Lab(Bench):
                     steps=steps,
                     config=config,
                     num_workers=plan.config.num_workers,
-                    eval_every=plan.unit,
+                    eval_every=plan.unit if trains else None,
                 )
             return [
                 Kept(figures(r.history) | self._picks(r.ids) | {"digest": r.digest}, taken(w) if w else {}, r.path)
@@ -311,7 +338,7 @@ class Lab(Bench):
 
     def acquisitions(self, method: Method) -> tuple[str, ...]:
         """What its proxies record by."""
-        name, held_out = method.acquisition or self.plan.config.acquisition, len(self.stages.prepared.split.holdout) > 0
+        name, held_out = method.acquisition or self.plan.config.acquisition, len(self.stages.prepared.split.holdout)
         return acquisitions(name, self._given_rule(method), held_out)
 
     def _given_rule(self, method: Method) -> str:
@@ -384,14 +411,8 @@ class Lab(Bench):
         return self.plan.config.num_folds if method.folds is None else method.folds
 
 
-def _named(run: Kept, by: str) -> Kept:
-    return replace(run, numbers=run.numbers | {"by": by})
-
-
 def _taken(found: Mapping[str, Kept], rehearsed: Mapping[str, Kept]) -> Kept:
     """Of a seed's recordings the one that its rehearsals are for, with the bill for all of them."""
-    if not rehearsed:
-        return next(iter(found.values()))
     missed = {by: torch.from_numpy(run.arrays["missed"]).double() for by, run in rehearsed.items()}
     accuracies = {by: float((1 - each).mean()) for by, each in missed.items()}
     runs = [*found.values(), *rehearsed.values()]

@@ -132,7 +132,9 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
             {"name": c["made_by"]} | {k: c[k] for k in ("accuracy", "cleaned", "instead")} for c in costs
         ],
         "cost": {"holdout": holdout, "proxy": choosing},
-        "recorded_by": [{"name": r.numbers["by"], "rehearsed": r.numbers.get("rehearsed")} for r in proxy],
+        "recorded_by": [
+            {"name": r.numbers["by"]} | {key: r.numbers.get(key) for key in ("rehearsed", "too_small")} for r in proxy
+        ],
         "proxy_accuracy": asdict(interval(accuracies)) if accuracies else None,
         "coverage": asdict(interval([run.numbers["coverage"] for run in proxy])),
         "corrupted": asdict(interval([run.numbers["corrupted"] for run in proxy])),
@@ -177,16 +179,18 @@ def below_floor(lab: Lab, method: Method, proxy: Runs) -> dict[str, Any] | None:
 
 
 def _early(proxy: Runs, replayed: Runs, uniform: Runs) -> dict[str, Any]:
-    """What is known after a quarter of the run, for every seed, and how it ended: accuracy above uniform's."""
+    """What is known after a quarter of the run, for every seed, and how it ended: accuracy above uniform's.
+
+    There is no rank correlation where a sequence has no proxy.
+    """
     ahead = np.asarray(_curves(replayed)) - np.asarray(_curves(uniform))
-    pairs = list(zip(proxy, replayed, strict=True))
-    compared = all("reducible" in p.arrays and "reducible" in r.arrays for p, r in pairs)
-    correlations = [
-        spearman(p.arrays["reducible"][QUARTER], r.arrays["reducible"][QUARTER]) for p, r in pairs if compared
-    ]
+    pairs = [[run.arrays.get("reducible") for run in pair] for pair in zip(proxy, replayed, strict=True)]
     return {
         "ahead_of_uniform": ahead[:, QUARTER].tolist(),
-        "rank_correlation": correlations,
+        "rank_correlation": [
+            None if mine is None or theirs is None else spearman(mine[QUARTER], theirs[QUARTER])
+            for mine, theirs in pairs
+        ],
         "distinct": [run.numbers["distinct_at_quarter"] for run in proxy],
         "corrupted": [run.numbers["corrupted_at_quarter"] for run in proxy],
         "ended_ahead": ahead[:, -1].tolist(),
@@ -206,14 +210,18 @@ def told(lab: Lab, tables: list[IrreducibleLosses]) -> list[float]:
 def foretold(methods: dict[str, Any]) -> dict[str, Any]:
     """How well each early signal ranks all runs (methods times seeds) by how far they ended ahead of uniform.
 
-    A rank correlation over so few runs is itself uncertain; below six runs it is not given.
+    A rank correlation over so few runs is itself uncertain; below six runs that have the signal it is not given.
     """
     ends = [e for found in methods.values() for e in found["early"]["ended_ahead"]]
     ranked: dict[str, Any] = {"runs": len(ends)}
     for signal in SIGNALS:
-        values = [v for found in methods.values() for v in found["early"][signal]]
-        enough = len(values) == len(ends) >= 6 and bool(np.isfinite(values).all())
-        ranked[signal] = spearman(np.asarray(values), np.asarray(ends)) if enough else None
+        known = [
+            (value, end)
+            for found in methods.values()
+            for value, end in zip(found["early"][signal], found["early"]["ended_ahead"], strict=False)
+            if value is not None and np.isfinite(value)
+        ]
+        ranked[signal] = spearman(*np.asarray(known).T) if len(known) >= 6 else None
     return ranked
 
 

@@ -216,7 +216,7 @@ def _ledger(result: Mapping[str, Any]) -> dict[str, Cost]:
     for value in (result["data"], result["device"], result["sequence"]["digest"], *result["versions"].values()):
         if not isinstance(value, str):
             raise TypeError(f"{value!r} is not text")
-    for role in ("proxy", "model"):
+    for role in ("proxy", "model") if result["proxy"] else ("model",):
         if not isinstance(result[role]["name"], str):
             raise TypeError(f"the name of the {role} is not text")
     _check_numbers(result["seed"])

@@ -8,6 +8,7 @@ import numpy as np
 from goldiprox.analysis import REPLAYS
 from goldiprox.artifacts import flat
 from goldiprox.ledger import Cost
+from goldiprox.rehearsal import LISTS
 from goldiprox.report.collect import Method, Run
 
 MAX_CLASSES = 20
@@ -16,8 +17,8 @@ OFTEN = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))
 STAGES = {
     "irreducible": "holdout model, irreducible losses",
     "select": "the sequence",
-    "select by predictability": "the other sequence, by predictability",
-    "rehearsal": "small models on either sequence",
+    "select by predictability": "the sequence by predictability",
+    "rehearsal": "small models, on either sequence",
     "train": "model, on the sequence",
     "train uniform": "model, uniform",
     "train loss": "model, high loss",
@@ -188,7 +189,8 @@ def repetition_rows(run: Run) -> list[tuple[str, int, float]]:
 
 
 def ledger_rows(run: Run) -> list[tuple[str, Cost]]:
-    return [(STAGES.get(name, name), cost) for name, cost in run.ledger.items()]
+    names = STAGES | ({"select": f"the sequence by {LISTS[0]}"} if "rehearsal" in run.ledger else {})
+    return [(names.get(name, name), cost) for name, cost in run.ledger.items()]
 
 
 def speedup_rows(run: Run) -> list[tuple[str, ...]]:
