@@ -42,7 +42,7 @@ class Shared(World):
         return super().table_of(idea, seed % self.shared)
 
     def _table(self, il_model: str, seed: int, **more: Any) -> gp.IrreducibleLosses:  # type: ignore[override]
-        settings = "-".join(str(value) for value in (self.name, self.data_seed, il_model, seed, *more.values()))
+        settings = "-".join(map(str, (self.name, self.data_seed, self.precision, il_model, seed, *more.values())))
         path = self.folder / f"{settings.replace(' ', '_')}.arrow"
         if not path.exists():
             super()._table(il_model, seed, **more).save(path)
@@ -62,13 +62,13 @@ def lists_of(world: Shared, wanted: list[Wanted], steps: int, at_once: int) -> l
     """
     bare = [one._replace(name="", idea=replace(one.idea, weight=0.0, smooth=0.0)) for one in wanted]
     by_text = {repr(one): one for one in bare}
-    paths = {
-        text: world.folder / f"{sha256(f'{world.name} {world.data_seed} {steps} {text}'.encode()).hexdigest()}.npy"
-        for text in by_text
-    }
+    made = f"{world.name} {world.data_seed} {world.shared} {world.precision} {steps}"
+    paths = {text: world.folder / f"{sha256(f'{made} {text}'.encode()).hexdigest()}.npy" for text in by_text}
     missing = [one for text, one in by_text.items() if not paths[text].exists()]
     for one, ids in chosen(world, missing, steps, at_once):
-        np.save(paths[repr(one)], ids)
+        path = paths[repr(one)]
+        np.save(path.with_suffix(".partial.npy"), ids)
+        path.with_suffix(".partial.npy").replace(path)
     return [(one, np.load(paths[repr(b)])) for one, b in zip(wanted, bare, strict=True)]
 
 
@@ -76,7 +76,7 @@ def summary(path: Path, model: str, world: str, against: str) -> str:
     """Means over seeds, and differences from one of the lists."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in map(json.loads, path.read_text().splitlines()):
-        if (line["world"], line["model"]) == (world, model):
+        if (line["world"], line.get("model")) == (world, model):
             found[line["idea"]][line["seed"]] = 100 * line["accuracy"]
     rows = []
     for name, by_seed in found.items():

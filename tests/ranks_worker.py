@@ -36,9 +36,9 @@ def with_batch_norm() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
 
 
-def recorded(out: Path, proxy: nn.Module | None = None, *, steps: int = STEPS, **settings):
+def recorded(out: Path, proxy: nn.Module | None = None, *, steps: int = STEPS, alone: bool = False, **settings):
     data = make_blobs()
-    proxy = proxy or make_mlp(0)
+    proxy = None if alone else proxy or make_mlp(0)
     recording = gp.record(
         proxy,
         data,
@@ -81,10 +81,7 @@ def select_all(folder: Path, group) -> dict:
     recording, proxy = recorded(folder / "sharded.arrow", update="sharded", group=ranks)
     seen["weights"]["sharded"] = weights(proxy)
     seen["digests"]["uniform"] = recorded(folder / "uniform.arrow", acquisition=gp.uniform, group=ranks)[0].digest
-    data, by_chance = make_blobs(), {"acquisition": gp.uniform, "candidates": CANDIDATES, "keep": KEEP, "steps": STEPS}
-    alone = gp.record(
-        None, data, irreducible=make_irreducible(data), out=folder / "alone.arrow", group=ranks, **by_chance
-    )
+    alone, _ = recorded(folder / "alone.arrow", alone=True, acquisition=gp.uniform, group=ranks)
     seen["digests"]["without a proxy"] = alone.digest
     before, counted[:] = ranks.bytes_sent, []
     dist.all_gather = counting
@@ -167,9 +164,10 @@ def refusals(folder: Path, ranks: Ranks) -> dict:
 
 
 def breaks(folder: Path, group) -> dict:
-    """The last rank dies or hangs in the middle, where the environment says so."""
+    """The last rank dies or hangs in the middle, where the environment says so; with a proxy, or without one."""
     how, at = os.environ.get("BREAKS", ""), int(os.environ.get("BREAKS_AT", "0"))
-    ranks = Ranks(group)
+    ranks, alone = Ranks(group), "ALONE" in os.environ
+    settings = {"alone": True, "acquisition": gp.uniform} if alone else {"rule": RULES["discounted_top_k"]}
 
     def on_step(step: int, latest) -> None:
         if how and ranks.rank == ranks.size - 1 and step == at:
@@ -183,16 +181,16 @@ def breaks(folder: Path, group) -> dict:
         try:
             recording, proxy = recorded(
                 folder / "sequence.arrow",
-                rule=RULES["discounted_top_k"],
                 group=ranks,
                 checkpoints=checkpoints,
                 on_step=on_step,
+                **settings,
             )
         except gp.RankLost as e:
             record = {"error": str(e), "ranks": e.ranks, "seconds": time.monotonic() - start}
             (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(record))
             os._exit(1)
-    return {"digest": recording.digest, "weights": weights(proxy)}
+    return {"digest": recording.digest, "weights": weights(proxy) if proxy else []}
 
 
 def train(folder: Path, group) -> dict:
@@ -266,6 +264,8 @@ def main() -> None:
     seen = globals()[scenario](folder, dist.group.WORLD)
     (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
+    if scenario == "train":  # threads of torch that FSDP leaves behind sometimes abort a process that ends
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -185,10 +185,10 @@ def test_a_group_needs_a_process_group():
         gp.Selector(keep=2, group=object())
 
 
-def broken_off(folder: Path, how: str, *, world_size: int = 2, timeout: str = "60") -> list[dict]:
+def broken_off(folder: Path, how: str, *, world_size: int = 2, timeout: str = "60", **settings: str) -> list[dict]:
     """What the surviving ranks saw of a run whose last rank dies or hangs at step 12."""
     folder.mkdir()
-    settings = {"BREAKS": how, "BREAKS_AT": "12", "TIMEOUT": timeout}
+    settings |= {"BREAKS": how, "BREAKS_AT": "12", "TIMEOUT": timeout}
     began = time.monotonic()
     *others, last = start(world_size, str(WORKER), "breaks", str(folder), **settings)
     for rank in others:
@@ -216,6 +216,16 @@ def test_a_rank_that_dies_or_hangs_is_named_and_the_run_goes_on_later(selected, 
     for seen in seen_by(world_size, "breaks", tmp_path / "broken"):
         assert seen["digest"] == alone["digests"]["discounted_top_k"]
         assert seen["weights"] == alone["weights"]["discounted_top_k"]
+
+
+def test_without_a_proxy_no_rank_completes_a_file_alone(selected, tmp_path):
+    (alone,), _ = selected(1)
+    (saw,) = broken_off(tmp_path / "broken", "dies", ALONE="1")
+    assert saw["ranks"] == [1]
+    assert not (tmp_path / "broken" / "sequence.arrow").exists()
+    for seen in seen_by(2, "breaks", tmp_path / "broken", ALONE="1"):
+        assert seen["digest"] == alone["digests"]["uniform"]
+    assert gp.Sequence.open(tmp_path / "broken" / "sequence.arrow").digest == alone["digests"]["uniform"]
 
 
 @pytest.mark.slow

@@ -98,6 +98,16 @@ def test_what_is_missed_and_what_it_cost_to_know(blobs):
     assert judged(model, blobs, ids, history, None)[1].flops is None
 
 
+@pytest.mark.parametrize("weight", [float("nan"), 0.0])
+def test_a_model_that_diverged_or_tells_nothing_apart_misses_all(weight, blobs):
+    model, ids = make_mlp(), torch.arange(50).numpy()
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, weight)
+    missed, _ = judged(model, blobs, ids, History(), None)
+    assert missed.tolist() == [1.0] * 50
+    assert best({"first": torch.zeros(50).double(), "other": missed}) == "first"
+
+
 def missed_by_another(stages: Stages, sequence: gp.Sequence) -> torch.Tensor:
     """What a rehearsal is, by hand: weights of another seed, the order of the large model, what was held out."""
     config, held_out = stages.config, torch.as_tensor(stages.prepared.split.holdout)
@@ -323,7 +333,7 @@ class TestCompare:
         )
         assert _taken({"recorded_by": [small] * 2}) == f"recorded by reducible_loss for 2 of 2 seeds: {why}"
         assert _taken({"recorded_by": [made[0], small, small]}).endswith(
-            f"from the one by predictability; {why} (for 2 seeds)"
+            f"from the one by predictability; {why} (for 2 of 3)"
         )
 
     def test_seeds_whose_small_models_cannot_tell_go_by_the_first(self, plan, tmp_path, monkeypatch):

@@ -323,6 +323,7 @@ def test_rules_as_text(text, expected):
         ("gumbel_top_k:1/step", "'1/step' is not a number"),
         ("mix:0.5/pass", "'0.5/pass' is not a number"),
         ("gumbel_top_k:0..2", "both must be positive"),
+        ("discounted_top_k:-1/run", "rule 'discounted_top_k:-1/run': a price of -1.0 is not zero or more"),
         ("top_k:3", "top_k has no setting"),
         ("floored:1", "floored beyond a share of 1"),
         ("top_k+mix", "only mix, ranked, floored go over another"),

@@ -224,7 +224,8 @@ class TestWithoutAProxy:
         [
             ({}, "what to keep depends on one; give a proxy"),
             ({"acquisition": gp.loss}, "what to keep depends on one"),
-            ({"acquisition": gp.predictability, "irreducible": lambda batch: batch.y.float()}, "depends on one"),
+            ({"acquisition": gp.uniform, "irreducible": lambda batch: batch.y.float()}, "candidates are not loaded"),
+            ({"acquisition": gp.predictability, "scope": "local"}, "scope='local'"),
             ({"acquisition": gp.uniform, "evaluate": lambda model: {"accuracy": 1.0}}, "leave out evaluate"),
             ({"acquisition": gp.predictability, "irreducible": None}, "needs irreducible losses"),
             ({"acquisition": gp.predictability, "columns": ("loss",)}, "leave the column out"),
@@ -236,6 +237,21 @@ class TestWithoutAProxy:
         with pytest.raises(GoldiproxError, match=said):
             gp.record(None, blobs, **options)
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(("begun", "continued"), [(None, make_mlp), (make_mlp, None)])
+    def test_it_is_not_continued_with_one_nor_the_other_way_round(self, begun, continued, blobs, irreducible, tmp_path):
+        options = SETTINGS | {"irreducible": irreducible, "acquisition": gp.predictability, "out": tmp_path / "s.arrow"}
+        asked = iter(range(100))
+        with (
+            pytest.raises(gp.Interrupted),
+            gp.Checkpoints(tmp_path / "c", every=0, stop=lambda: next(asked) == 10) as checkpoints,
+        ):
+            gp.record(begun and begun(), blobs, checkpoints=checkpoints, **options)
+        with (
+            pytest.raises(gp.ConfigError, match="--without-proxy"),
+            gp.Checkpoints(tmp_path / "c") as checkpoints,
+        ):
+            gp.record(continued and continued(), blobs, checkpoints=checkpoints, **options)
 
     def test_broken_off_it_is_made_anew(self, blobs, irreducible, tmp_path):
         options = SETTINGS | {"irreducible": irreducible, "acquisition": gp.predictability}

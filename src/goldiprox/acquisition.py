@@ -279,11 +279,16 @@ def require_no_model(acquisition: Acquisition, irreducible: Any, scope: str, upd
         update: Likewise.
         asked: What is about a proxy's training, and is left at None without one.
     """
-    if acquisition not in IDS_ONLY or callable(irreducible):
+    if acquisition not in IDS_ONLY:
         names = ", ".join(sorted(f.__name__ for f in IDS_ONLY))
         raise ConfigError(
             f"there is no proxy (None), but what to keep depends on one; give a proxy, or go by a table alone: an "
-            f"acquisition of {names}, and irreducible=gp.IrreducibleLosses.open(...)"
+            f"acquisition of {names}"
+        )
+    if callable(irreducible):
+        raise ConfigError(
+            "there is no proxy (None), and then candidates are not loaded, which irreducible losses by a function ask "
+            "for; give a table, irreducible=gp.IrreducibleLosses.open(...), or a proxy"
         )
     if needs_proxy(acquisition, scope, update):
         raise ConfigError(

@@ -79,6 +79,11 @@ def _passes(
             size //= 2
 
 
+def missed(found: Float[Tensor, "n 3"]) -> Float[Tensor, " n"]:
+    """Of what `assess` found, 1 for each label that is not the model's first choice."""
+    return (~(found[:, 2] < 0)).double()
+
+
 def _losses_and_rivals(loss: PerExampleLoss, output: Any, batch: Batch) -> Tensor:
     losses = loss(output, batch.y)
     check_losses(losses, batch.num_examples)
@@ -161,7 +166,7 @@ def misses_more(missed: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> bool
     return bool(worse.mean() > 2 * error)
 
 
-def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, missed: Tensor, **settings: Any) -> float:
+def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, others: Tensor, **settings: Any) -> float:
     """The share that a model misses of what it learnt, divided by the share that it misses of other examples.
 
     Near 0 where it knows by heart what it learnt: more examples are what it lacks. Near 1 where it is too small to
@@ -171,13 +176,13 @@ def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, missed: Tensor,
         il_model: Gives class logits.
         data: The base data set.
         learnt: What it learnt; of these as many are tried as there are others.
-        missed: Which of the others it misses, as `sharpness` says.
+        others: Which of these it misses, as `sharpness` says.
         settings: As for `assess`.
     """
-    tried = learnt[np.linspace(0, len(learnt) - 1, min(len(learnt), len(missed))).astype(int)]
-    own = assess(il_model, data, tried, **settings)[:, 2] > 0
-    enough = min(int(own.sum()), int(missed.sum())) >= MISSED
-    return float(own.double().mean() / missed.double().mean()) if enough else 0.0
+    tried = learnt[np.linspace(0, len(learnt) - 1, min(len(learnt), len(others))).astype(int)]
+    own = missed(assess(il_model, data, tried, **settings))
+    enough = min(int(own.sum()), int(others.sum())) >= MISSED
+    return float(own.mean() / others.double().mean()) if enough else 0.0
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

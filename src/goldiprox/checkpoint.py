@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from goldiprox.artifacts import check_folder, flat
-from goldiprox.errors import ConfigError, CorruptFile, FingerprintMismatch, Interrupted
+from goldiprox.errors import ConfigError, CorruptFile, FingerprintMismatch, Interrupted, RankLost
 from goldiprox.ranks import Ranks
 from goldiprox.storage import GrowingFile, sync, sync_folder, write_atomically, writing
 
@@ -116,7 +116,7 @@ class Checkpoints:
         if not self._saves:
             return
         assert self._lock is not None
-        failed = kind is not None and issubclass(kind, Exception) and kind is not Interrupted
+        failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, Interrupted | RankLost)
         # What failed before it was ever saved needs no continuing, and must not stand in the way of another try.
         if kind is None or (failed and not self.continues and not any(self.folder.rglob("step-*"))):
             with contextlib.suppress(OSError):  # where somebody has removed it

@@ -182,7 +182,7 @@ class Recorder:
         picks: Figures of what is kept.
     """
 
-    def __init__(self, keep: int, *, in_memory: int | None, every: int, picks: Picks | None = None):
+    def __init__(self, keep: int, in_memory: int | None, *, every: int, picks: Picks | None = None):
         self.keep, self.every, self.picks = keep, every, picks
         self._held = None if in_memory is None else np.empty(in_memory, np.int64)
         self._num_held = 0

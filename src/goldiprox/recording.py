@@ -256,8 +256,7 @@ class Job:
         self.train_ids = training_side(self.data, self.irreducible, self.acquisition, self.ids)
         self.by_id = not (needs_proxy(self.acquisition, self.scope, self.update) or callable(self.irreducible))
         if self.proxy is None:
-            asked = {"evaluate": self.evaluate, "eval_every": self.eval_every, "on_record": self.on_record}
-            asked |= {"track": self.track, "corrupted": self.corrupted}
+            asked = {n: getattr(self, n) for n in ("evaluate", "eval_every", "on_record", "track", "corrupted")}
             require_no_model(self.acquisition, self.irreducible, self.scope, self.update, **asked)
         if self.keep > self.candidates:
             raise ConfigError(
@@ -286,7 +285,7 @@ class Job:
             columns=self.columns,
             num_examples=len(unwrap(self.data)),
         )
-        self.header = self._header() if self.out or self.checkpoints or self.ranks else {}
+        self.header = self._header() if self.out is not None or self.checkpoints or self.ranks else {}
         self.together = None
         if self.ranks:
             settings, sizes = json.dumps(self._settings(), sort_keys=True), (self.candidates, self.keep, self.pieces)
@@ -319,15 +318,17 @@ class Job:
         sliced = self.augmented is None and self.ranks is None
         self.resident = on_device(self.data, self.device, self.num_workers) if sliced else None
         self.pending = Pending(self.saved.state["extra"].get("pending") if self.saved else None)
-        every = 1 if self.device.type == "cpu" else 64
         picks = Picks(len(unwrap(self.data)), len(self.train_ids), self.corrupted) if self.evaluate else None
         in_memory = self.num_steps * self.keep if self.out is None else None
-        self.recorder = Recorder(self.keep, in_memory=in_memory, every=every, picks=picks)
+        self.recorder = Recorder(self.keep, in_memory, every=1 if self.device.type == "cpu" else 64, picks=picks)
 
     def without_training(self) -> History:
         """All choices, for which no model is needed."""
         chosen = choose_by_id(self.select, self.model, self.sampler)
-        return History(cost=self.recorder.take(chosen, self.checkpoints, self.on_step), steps=self.num_steps)
+        cost = self.recorder.take(chosen, self.checkpoints, self.on_step)
+        if self.ranks:  # no file is completed where another rank was stopped
+            self.ranks.gather(torch.zeros(1, device=self.ranks.device))
+        return History(cost=cost, steps=self.num_steps)
 
     def task(self) -> Task:
         return Task(
@@ -402,7 +403,8 @@ class Job:
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a recording to be continued."""
         described = {"training": asdict(self.config), "order": ORDER, "split": digest_ids(self.train_ids)}
-        return {**self.header, **described, "in_memory": self.out is None}
+        alone = {"without_proxy": True} if self.proxy is None else {}
+        return {**self.header, **described, **alone, "in_memory": self.out is None}
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from goldiprox.assessment import assess, misses_more
+from goldiprox.assessment import assess, missed, misses_more
 from goldiprox.enough import AUTO
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import History
@@ -29,8 +29,8 @@ weights that it was made with.
 MIN_HELD_OUT = 30
 """Of fewer examples one or two would decide."""
 TOO_SMALL = 0.87
-"""What a holdout model of the proxy's kind misses of what it learnt, divided by what it misses of other examples: from
-here on such models say nothing of larger ones. Below were those whose rehearsals were right, 0.44 to 0.81, above those
+"""What a holdout model of the proxy's kind misses of what it learnt, divided by what it misses of other examples: above
+this such models say nothing of larger ones. Below were those whose rehearsals were right, 0.44 to 0.81, above those
 whose were wrong, 0.92 to 0.97 (docs/lab-notes.md).
 """
 
@@ -61,15 +61,15 @@ def too_small(proxy: str, il_model: Mapping[str, Any]) -> float | None:
     return underfit if underfit is not None and underfit > TOO_SMALL else None
 
 
-def best(missed: Mapping[str, Tensor]) -> str:
+def best(misses: Mapping[str, Tensor]) -> str:
     """By name, the first list; or one from which a model misses fewer, by more than two standard errors.
 
     Args:
-        missed: For each list, which of the same examples its model misses.
+        misses: For each list, which of the same examples its model misses.
     """
-    taken, *others = missed
+    taken, *others = misses
     for other in others:
-        if misses_more(missed[taken], missed[other]):
+        if misses_more(misses[taken], misses[other]):
             taken = other
     return taken
 
@@ -105,8 +105,8 @@ def unasked_in_words(underfit: float, model: str) -> str:
 def judged(
     model: nn.Module, data: Any, held_out: np.ndarray, history: History, rate: Rate | None, **settings: Any
 ) -> tuple[Tensor, Cost]:
-    """Which of what was held out a model misses, by the labels as they are; and the bill of its rehearsal, this pass
-    included.
+    """Which of what was held out a model misses, by the labels as they are: all of it where it has diverged; and the
+    bill of its rehearsal, this pass included.
 
     Args:
         model: Has learnt from a list.
@@ -119,6 +119,6 @@ def judged(
     cost = Cost()
     cost.merge(history.cost)
     with cost.timed():
-        missed = assess(model, data, held_out, **settings)[:, 2] > 0
+        found = missed(assess(model, data, held_out, **settings))
     cost.add(rate, scored=len(held_out))
-    return missed.double(), cost
+    return found, cost

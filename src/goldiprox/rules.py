@@ -330,14 +330,21 @@ def make_rule(
     if name == "discounted_top_k":
         if not setting:
             return discounted_top_k()
-        if setting.endswith("/run"):
-            return discounted_top_k(_number(setting.removesuffix("/run"), text) / passes, unit="own")
-        unit: Unit = "iqr" if setting.endswith("iqr") else "own" if setting.endswith("own") else "std"
-        number = setting if unit == "std" else setting.removesuffix(unit)
-        return discounted_top_k(_number(number, text, passes), unit=unit)
+        price, unit = _price(setting, text, passes)
+        try:
+            return discounted_top_k(price, unit=unit)
+        except ConfigError as e:
+            raise ConfigError(f"rule {text!r}: {e}") from None
     begin, _, end = setting.partition("..")
     opening, final = (_number(part, text, passes) if part else None for part in (begin, end))
     return gumbel_top_k(temperature if opening is None else opening, final=final, steps=steps)
+
+
+def _price(text: str, rule: str, passes: float) -> tuple[float, Unit]:
+    if text.endswith("/run"):
+        return _number(text.removesuffix("/run"), rule) / passes, "own"
+    unit: Unit = "iqr" if text.endswith("iqr") else "own" if text.endswith("own") else "std"
+    return _number(text if unit == "std" else text.removesuffix(unit), rule, passes), unit
 
 
 def _number(text: str, rule: str, passes: float | None = None) -> float:

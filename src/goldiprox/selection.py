@@ -353,8 +353,8 @@ class Scored(NamedTuple):
             )
         if self.loss is None or not bool(self.loss.isfinite().all()):
             cause = (
-                "the model's loss on them is not finite: it diverged (lower the learning rate), "
-                "their inputs are not finite, or the loss is a mean over nothing (all tokens masked, say)"
+                "the model's loss on them is not finite: it diverged (lower the learning rate), their inputs are not "
+                "finite, the loss is a mean over nothing (all tokens masked, say); or the table's is far below zero"
             )
         else:
             cause = "look at the acquisition function"

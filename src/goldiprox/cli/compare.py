@@ -223,13 +223,13 @@ def _taken(method: dict[str, Any]) -> str | None:
     if not rehearsed and not small:
         return None
     names = [seed["name"] for seed in seeds]
-    by = max(sorted(set(names)), key=names.count)
+    by = max(dict.fromkeys(names), key=names.count)
     said = [f"recorded by {by} for {names.count(by)} of {len(seeds)} seeds"]
     if rehearsed:
         means = {name: sum(each[name] for each in rehearsed) / len(rehearsed) for name in rehearsed[0]}
         said.append(in_words(by, means, "a small model"))
     if small:
-        some = f" (for {len(small)} seeds)" * (len(small) < len(seeds))
+        some = f" (for {len(small)} of {len(seeds)})" * (len(small) < len(seeds))
         said.append(unasked_in_words(sum(small) / len(small), "a model of the proxy's kind") + some)
     return f"{said[0]}: {'; '.join(said[1:])}"
 

@@ -79,7 +79,8 @@ SELECTION: list[Flag] = [
         None,
         "What scores candidates, or package.module:callable; auto (the default of run and compare): two sequences are "
         "recorded, by reducible_loss and by predictability, and the second is taken if it teaches a small model more; "
-        "with a --rule other than the default, or where nothing is held out, one, by reducible_loss.",
+        "with a --rule other than the default, too few held out, or a proxy too small for the data one, by "
+        "reducible_loss.",
     ),
     (
         "rule",

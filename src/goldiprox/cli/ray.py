@@ -51,7 +51,7 @@ def ray_scoring(
     def on_block(done: int, total: int) -> None:
         nonlocal said
         if stop():
-            raise Interrupted(f"stopped after {done:,} of {total:,} examples were scored")
+            raise Interrupted(f"stopped after {done:,} of {total:,} examples were scored; all of it is saved")
         if not quiet and time.monotonic() - said > _SECONDS:
             said = time.monotonic()
             err.print(f"scored on Ray: {done:,} of {total:,} examples")

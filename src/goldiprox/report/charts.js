@@ -151,7 +151,7 @@
     document.querySelector(".only-cost").hidden = unit === "step";
     document.getElementById("unit-note").textContent =
       unit === "step" ? "A step is one update of the model, on equally many examples in each case."
-        : billed ? "The sequence's curve begins where the holdout model and the proxy's first steps are paid for: what a single model costs."
+        : billed ? "The sequence's curve begins where all that is made only once is paid for: what a single model costs."
           : "What training the model alone costs: the view of whoever was given the sequence.";
     const later = lines.flatMap(({ y }) => y.slice(Math.floor(y.length / 8))); // the first steps would take half the height
     const low = Math.max(0, 5 * Math.floor((Math.min(...later) - 1) / 5));
