@@ -162,6 +162,20 @@ class TestShortcoming:
     def test_the_larger_one_is_trained_once_where_the_holdout_looks_right(self, wrong, of_holdout, blends_worse, once):
         assert Signs(wrong, 1.0, blends_worse, of_holdout).larger(HOLDOUT) == (ONCE if once else HOLDOUT)
 
+    @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.4])
+    def test_wrong_labels_do_not_make_a_model_too_small(self, wrong):
+        """Of right labels it misses a tenth, and seven tenths as much of those that it learnt."""
+        table = self.table(wrong)
+        share = Signs.of(table, holdout.HoldoutReport(1, 1, {}, Cost(), None, np.arange(1))).wrong_share
+        learnt, own = (1 - (1 - share) * (1 - missed) for missed in (0.07, 0.1))
+        report = holdout.HoldoutReport(1, 1, {}, Cost(), None, np.arange(1), underfit=learnt / own)
+        report.judged = holdout.Judged(own, own, 0.01)
+        assert Signs.of(table, report).underfit == pytest.approx(0.7)
+        report.judged = holdout.Judged(own, share, 0.01)  # all that it misses may be wrong
+        assert Signs.of(table, report).underfit == 0
+        report.underfit = None
+        assert Signs.of(table, report).underfit is None
+
     @pytest.mark.parametrize("of_holdout", [0.0, 0.05, 0.1])
     def test_judges_miss_fewer_labels_of_a_holdout_that_has_fewer_wrong_ones(self, of_holdout):
         hard, table = 0.2, self.table(0.1)

@@ -50,7 +50,8 @@ class Signs:
     Attributes:
         wrong_share: Of labels, those that look wrong to it (`goldiprox.suspects.wrong_share`); None where its table
             does not say what it predicts.
-        underfit: Of its training, as `goldiprox.holdout.HoldoutReport` has it.
+        underfit: Of its training, as `goldiprox.holdout.HoldoutReport` has it, but for the labels that look wrong: they
+            are missed on either side, whatever a model could learn.
         blends_worse: Likewise.
         holdout_wrong_share: Of the labels that it was to learn from, those that are wrong if `wrong_share` of the
             others are, by how many its judges miss of either; None where none were asked.
@@ -69,9 +70,12 @@ class Signs:
         if wrong is None or report.judged is None:
             return cls(wrong, report.underfit, report.blends_worse)
         missed, own, error = report.judged
+        underfit = report.underfit
+        if underfit is not None:
+            underfit = max(0.0, (underfit * own - wrong) / (own - wrong)) if own > wrong else 0.0
         # Wrong labels are missed, of right ones as many on either side: 1 - missed = (1 - wrong) * (1 - hard).
         scale = (1 - wrong) / max(1 - own, 1e-9)
-        return cls(wrong, report.underfit, report.blends_worse, max(0.0, 1 - scale * (1 - missed)), scale * error)
+        return cls(wrong, underfit, report.blends_worse, max(0.0, 1 - scale * (1 - missed)), scale * error)
 
     @property
     def shortcoming(self) -> str | None:
