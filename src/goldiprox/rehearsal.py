@@ -30,8 +30,8 @@ MIN_HELD_OUT = 30
 """Of fewer examples one or two would decide."""
 TOO_SMALL = 0.87
 """What a holdout model of the proxy's kind misses of what it learnt, divided by what it misses of other examples: above
-this such models say nothing of larger ones. Below were those whose rehearsals were right, 0.44 to 0.81, above those
-whose were wrong, 0.92 to 0.97 (docs/lab-notes.md).
+this such models say nothing of larger ones. Where the second list was the better one for a larger one too, they were at
+0.67 to 0.73; where it only seemed so, at 0.91 to 0.97 (docs/lab-notes.md).
 """
 
 
