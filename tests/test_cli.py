@@ -260,6 +260,11 @@ class TestStages:
         code, out, _ = goldiprox("select", "--holdout", "0", "--irreducible", "irreducible.arrow", *QUICK)
         assert code == 0
 
+    def test_how_long_the_holdout_model_learns(self, goldiprox):
+        for flags, found in (([], lambda epochs: epochs > 10), (["--holdout-epochs", "2"], lambda epochs: epochs == 2)):
+            _, out, _ = goldiprox("irreducible", "--json", "--force", *flags)
+            assert found(json.loads(out)["il_model"]["epochs"])
+
     @pytest.mark.parametrize("acquisition", ["loss", "uniform", "entropy", "gradient_norm", "ordered_loss"])
     def test_acquisitions_that_need_no_irreducible_losses(self, goldiprox, acquisition):
         assert goldiprox("select", *QUICK, "--acquisition", acquisition)[0] == 0
@@ -307,6 +312,7 @@ REFUSED = {
     "unknown rule": (["run", "--rule", "topk"], 2, "Did you mean 'top_k'?"),
     "unknown noise": (["run", "--noise-kind", "unifrom"], 2, "Did you mean 'uniform'?"),
     "unknown checkpoint": (["run", "--checkpoint", "best"], 2, "unknown checkpoint rule 'best'"),
+    "no passes over the holdout": (["run", "--holdout-epochs", "0"], 2, "max_epochs=0"),
     "unknown schedule": (["run", "--schedule", "cosin"], 2, "Did you mean 'cosine'?"),
     "unknown device": (["run", "--device", "cud"], 2, "Did you mean 'cuda'?"),
     "a share of labels over 1": (["run", "--noise", "1.5"], 2, "not between 0 and 1"),

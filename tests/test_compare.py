@@ -671,6 +671,7 @@ class TestCommand:
             (["--holdout-noise", "some"], "clean, equal, or a share"),
             (["--preset", "paper", "--method", "top_k"], "leave out one or the other"),
             (["--preset", "paper", "--mixup", "on"], "what --mixup would"),
+            (["--preset", "paper", "--holdout-epochs", "3"], "what --holdout-epochs would"),
             (["--preset", "paper", "--acquisition", "loss"], "what --acquisition would"),
             (["--preset", "paper", "--acquisition", "reducible_loss", "--steps", "1"], "at least 12"),
             (["--preset", "paper", "--keep", "16", "--lr", "0.1"], "what --keep and --lr would"),

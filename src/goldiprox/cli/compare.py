@@ -115,6 +115,7 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
     given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
     decided = ("lr", "weight_decay")
     given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
+    given += ["--holdout-epochs"] if config.holdout.max_epochs != default.holdout.max_epochs else []
     decided = ("checkpoint", "mixup", "cleaned")
     given += [f"--{n}" for n in decided if getattr(config.holdout, n) != getattr(default.holdout, n)]
     if given:

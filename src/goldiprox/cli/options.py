@@ -47,6 +47,7 @@ HOLDOUT_MODEL: list[Flag] = [
     ),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
+    ("holdout_epochs", int | None, None, "Of the holdout model: passes it learns for, at most (10; paper: 100)."),
     ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),
     ("cleaned", bool | None, None, "Learn from labels only where a model of the other side does not contradict."),
 ]
@@ -211,7 +212,8 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
         holdout=holdout(
             training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")),
-            **take("checkpoint", "mixup", "cleaned"),
+            **take("checkpoint", "mixup", "cleaned", max_epochs="holdout_epochs"),
+            **({"min_steps": 0} if "holdout_epochs" in values else {}),
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),
