@@ -15,7 +15,7 @@ better, by two to three points of what comes of it (docs/lab-notes.md).
 """
 UNDERFIT = 0.43
 """From which on a model counts as too small for its data: what it cannot learn it would call unlearnable, and a larger
-one never see. On clean labels a larger one was worth 0.1 to 0.3 points at 0.35 to 0.40, 0.9 and 1.0 at 0.45 to
+one never see. On clean labels a larger one was worth 0.1 to 0.3 points at 0.35 to 0.40, 0.5 and 1.0 at 0.45 to
 0.53 (docs/lab-notes.md).
 """
 

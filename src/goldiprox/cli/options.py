@@ -47,7 +47,7 @@ HOLDOUT_MODEL: list[Flag] = [
     ),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
-    ("holdout_epochs", int | None, None, "Of the holdout model: passes it learns for, at most (10; paper: 100)."),
+    ("holdout_epochs", int | None, None, "Passes that the holdout model learns for (10, or 300 steps; paper: 100)."),
     ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),
     ("cleaned", bool | None, None, "Learn from labels only where a model of the other side does not contradict."),
 ]

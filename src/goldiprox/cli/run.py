@@ -131,7 +131,10 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
             f"--epochs, or lower --candidates ({config.candidates}) and --keep ({config.keep})."
         )
     caution = "; seconds depend on what else runs on this machine" if result["device"] == "cpu" else ""
-    out.print(f"One seed ({result['seed']}), {result['device']}{caution}. Files: {result['out']}")
+    rate = f"a {config.training.schedule} rate"
+    if config.training.schedule == "constant":
+        rate += ", at which being ahead is easier than at the decayed one of goldiprox compare"
+    out.print(f"One seed ({result['seed']}), {rate}; {result['device']}{caution}. Files: {result['out']}")
     if result["report"]:
         out.print(f"To look at, in any browser: {result['report']}")
 
