@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import goldiprox as gp
-from goldiprox.assessment import assess
+from goldiprox.assessment import assess, missed
 from goldiprox.data import load
 from goldiprox.optim import TrainingConfig
 from goldiprox.prepare import DataConfig, Prepared, prepare
@@ -36,17 +36,17 @@ def sequences(folder: Path, prepared: Prepared) -> dict[tuple[str, int], gp.Sequ
     return found
 
 
-def uniform(prepared: Prepared, like: gp.Sequence, seed: int) -> gp.Sequence:
+def uniform(folder: Path, prepared: Prepared, like: gp.Sequence, seed: int) -> gp.Sequence:
     ids, keep = prepared.split.train, like.keep
     recording = gp.record(
         None, prepared.data, acquisition=gp.uniform, ids=ids, candidates=keep, keep=keep, steps=len(like), seed=seed,
-        out=Path(f"runs/uniform-{seed}.arrow"), force=True,
+        out=folder / "runs" / f"uniform-{seed}.arrow", force=True,
     )  # fmt: skip
     return gp.Sequence.open(str(recording.path), prepared.data)
 
 
 def right(model: torch.nn.Module, prepared: Prepared, ids: np.ndarray) -> float:
-    return float((assess(model, prepared.data, ids)[:, 2] <= 0).double().mean())
+    return 1 - float(missed(assess(model, prepared.data, ids)).mean())
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     for name in args.models:
         for seed in sorted({seed for _, seed in recorded}):
             lists = {by: recorded[by, seed].shuffled(seed=seed) for by in LISTS}
-            lists["uniform"] = uniform(prepared, recorded[LISTS[0], seed], seed)
+            lists["uniform"] = uniform(args.folder, prepared, recorded[LISTS[0], seed], seed)
             for by, sequence in lists.items():
                 model = gp.build(name, data.input_shape, data.num_classes or 0, seed=seed + OTHER)
                 config = TrainingConfig(lr=args.lr, schedule="cosine")

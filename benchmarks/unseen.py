@@ -123,7 +123,7 @@ def tiny_reader(_: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def small_reader(_: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A fifteenth of the FLOPs of `reader`."""
+    """A sixteenth of the FLOPs of `reader`."""
     return Reader(32, num_classes)
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -301,7 +302,11 @@ def test_irreducible_losses_go_on_as_if_nothing_had_happened(settings, num_folds
         assert all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_irreducible_losses_learnt_otherwise_are_not_mixed(tmp_path, blobs):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"mixup": "on"}, "--mixup"), ({"max_epochs": 3}, "--holdout-epochs 2 there, 3 here")],
+)
+def test_irreducible_losses_learnt_otherwise_are_not_mixed(changed, said, tmp_path, blobs):
     split, seen = gp.holdout_split(len(blobs), blobs.labels), []
 
     def second_fold(fold):
@@ -310,11 +315,11 @@ def test_irreducible_losses_learnt_otherwise_are_not_mixed(tmp_path, blobs):
             raise Killed
         return make_mlp(fold)
 
+    config = HoldoutConfig(max_epochs=2, batch_size=16)
     with pytest.raises(Killed), gp.Checkpoints(tmp_path / "c", every=0.0) as checkpoints:
-        config = HoldoutConfig(max_epochs=2, batch_size=16)
         gp.irreducible_losses(second_fold, blobs, split, num_folds=2, config=config, checkpoints=checkpoints)
-    with pytest.raises(gp.ConfigError, match="--mixup"), gp.Checkpoints(tmp_path / "c", every=0.0) as checkpoints:
-        config = HoldoutConfig(max_epochs=2, batch_size=16, mixup="on")
+    with pytest.raises(gp.ConfigError, match=said), gp.Checkpoints(tmp_path / "c", every=0.0) as checkpoints:
+        config = replace(config, **changed)
         gp.irreducible_losses(make_mlp, blobs, split, num_folds=2, config=config, checkpoints=checkpoints)
 
 

@@ -472,7 +472,7 @@ class TestRuns:
         seen = []
         plain = labs.irreducible_losses
         monkeypatch.setattr(labs, "irreducible_losses", lambda *a, **k: seen.append(k["config"]) or plain(*a, **k))
-        robust = gp.HoldoutConfig.robust(max_epochs=2, min_steps=0)
+        robust = gp.HoldoutConfig.robust(max_epochs=2)
         config = replace(own.config, rule="mix:0.5", window=3, trusted=4.0, holdout=robust, il_model="proxy")
         lab = Lab(replace(own, config=config, seeds=(0,), methods=(Method(), Method("paper"))), tmp_path, Silent())
         default, paper = lab.plan.methods

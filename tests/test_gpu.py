@@ -342,7 +342,7 @@ def test_all_runs_of_a_comparison_are_graphs(tmp_path, monkeypatch):
         raise AssertionError("steps would run one by one")
 
     monkeypatch.setattr("goldiprox.loop.Eager", one_by_one)
-    config = RunConfig(DataConfig("test_gpu:blobs"), holdout=gp.HoldoutConfig.robust(max_epochs=1, min_steps=0))
+    config = RunConfig(DataConfig("test_gpu:blobs"), holdout=gp.HoldoutConfig.robust(max_epochs=1))
     result = compare(Plan(config, steps=24, budgets=(0.5, 1), seeds=(0, 1), at_once=2), tmp_path)
     assert set(result["schedules"]["cosine"]["methods"]) == {"default"}
 

@@ -36,7 +36,7 @@ _CONTENT = {
     "irreducible": "the irreducible losses",
     "sequence": "the sequence",
 }
-_FLAGS = {"num_folds": "folds", "num_workers": "workers", "num_threads": "threads"}
+_FLAGS = {"num_folds": "folds", "num_workers": "workers", "num_threads": "threads", "max_epochs": "holdout_epochs"}
 _log = logging.getLogger(__name__)
 
 
@@ -192,7 +192,7 @@ class Checkpoints:
         content = [_CONTENT[leaf] for name in changed if (leaf := name.rpartition(".")[2]) in _CONTENT]
         # One flag may stand for several settings.
         # One that is not set on one side may be younger than the other.
-        values = [(_flag(name), there.get(name, "not set"), here.get(name, "not set")) for name in changed]
+        values = [(flag(name), there.get(name, "not set"), here.get(name, "not set")) for name in changed]
         flags = dict.fromkeys(f"{flag} {before} there, {now} here" for flag, before, now in values)
         if content:
             raise FingerprintMismatch(
@@ -254,7 +254,8 @@ def is_unfinished(folder: Path) -> bool:
         return False
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """By which a setting is given on the command line, such as ``--folds`` for ``num_folds``."""
     leaf = name.rpartition(".")[2]
     return "--" + _FLAGS.get(leaf, leaf).replace("_", "-")
 

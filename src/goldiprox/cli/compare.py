@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from goldiprox.checkpoint import flag
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, failure, next_command, out, percent, print_json, table
 from goldiprox.compare import plan as plans
@@ -111,13 +112,12 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
         raise UnknownName("preset", name, ["paper"])
     default, config = RunConfig(), plan.config
     given += ["--acquisition"] if config.acquisition not in (default.acquisition, PAPER["acquisition"]) else []
-    decided = ("candidates", "keep", "dropout")
-    given += [f"--{n}" for n in decided if getattr(config, n) != getattr(default, n)]
-    decided = ("lr", "weight_decay")
-    given += [f"--{n.replace('_', '-')}" for n in decided if vars(config.training)[n] != vars(default.training)[n]]
-    given += ["--holdout-epochs"] if config.holdout.max_epochs != default.holdout.max_epochs else []
-    decided = ("checkpoint", "mixup", "cleaned")
-    given += [f"--{n}" for n in decided if getattr(config.holdout, n) != getattr(default.holdout, n)]
+    decided = (
+        (config, default, ("candidates", "keep", "dropout")),
+        (config.training, default.training, ("lr", "weight_decay")),
+        (config.holdout, default.holdout, ("checkpoint", "max_epochs", "mixup", "cleaned")),
+    )
+    given += [flag(n) for mine, usual, names in decided for n in names if getattr(mine, n) != getattr(usual, n)]
     if given:
         raise ConfigError(f"--preset paper decides what {' and '.join(given)} would; leave out one or the other")
     return plans.as_in_the_paper(plan)

@@ -213,7 +213,6 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
         holdout=holdout(
             training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")),
             **take("checkpoint", "mixup", "cleaned", max_epochs="holdout_epochs"),
-            **({"min_steps": 0} if "holdout_epochs" in values else {}),
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),

@@ -95,12 +95,12 @@ class Plan:
 
 def quick(plan: Plan) -> Plan:
     """The same in half a minute on one core: to see that it runs."""
-    config = replace(plan.config, holdout=replace(plan.config.holdout, max_epochs=3, min_steps=0))
+    holdout = replace(plan.config.holdout, max_epochs=min(plan.config.holdout.max_epochs, 3), min_steps=0)
     budgets = tuple(b for b in plan.budgets if b <= 2) or (0.5, 2)
     methods = tuple(replace(m, holdout_epochs=m.holdout_epochs and min(m.holdout_epochs, 3)) for m in plan.methods)
     return replace(
         plan,
-        config=config,
+        config=replace(plan.config, holdout=holdout),
         methods=methods,
         steps=min(plan.steps, 60),
         budgets=budgets,
