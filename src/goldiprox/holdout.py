@@ -92,9 +92,8 @@ class HoldoutConfig:
 
     @classmethod
     def robust(cls, training: TrainingConfig = TrainingConfig(), **changes: Any) -> "HoldoutConfig":
-        """What withstands wrong labels, also in the holdout: ten epochs at a decaying rate, of few examples as many as
-        make 300 steps, from blends where these do better, on labels that a model of the other side does not contradict.
-        Three models are trained for it.
+        """What withstands wrong labels, also in the holdout: ten epochs (or 300 steps) at a decaying rate, from blends
+        where these do better, on labels that a model of the other side does not contradict. It trains three models.
 
         Args:
             training: The optimiser; its schedule becomes ``cosine``.
@@ -405,9 +404,8 @@ def irreducible_losses(
                         plain = underfit(model, data, np.setdiff1d(learn, report.inner), misses, **passes)
                         total.add(report.rate, scored=len(report.inner))
                 total.add(report.rate, scored=len(report.inner))
-            if ranks and (
-                sharpens or config.mixup != "off"
-            ):  # what a GPU rounds otherwise must not make ranks choose otherwise
+            # What a GPU rounds otherwise must not make ranks choose otherwise.
+            if ranks and (sharpens or config.mixup != "off"):
                 own = misses.new_tensor([factor, -1.0 if plain is None else plain])
                 shared = ranks.share(torch.cat([own, misses]).to(ranks.device)).cpu()
                 factor, misses = shared[0].item(), shared[2:]
