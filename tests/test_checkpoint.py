@@ -304,7 +304,10 @@ def test_irreducible_losses_go_on_as_if_nothing_had_happened(settings, num_folds
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [({"mixup": "on"}, "--mixup"), ({"max_epochs": 3}, "--holdout-epochs 2 there, 3 here")],
+    [
+        ({"mixup": "on"}, "--mixup"),
+        ({"max_epochs": 3}, "--holdout-epochs 2 there, 3 here"),
+    ],
 )
 def test_irreducible_losses_learnt_otherwise_are_not_mixed(changed, said, tmp_path, blobs):
     split, seen = gp.holdout_split(len(blobs), blobs.labels), []

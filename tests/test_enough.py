@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import goldiprox as gp
-from goldiprox import enough, holdout
+from goldiprox import crossfit, enough, holdout
 from goldiprox.assessment import sharpness, underfit
 from goldiprox.cli.compare import _made_by
 from goldiprox.compare import lab as labs
@@ -246,8 +246,8 @@ class TestUnderfit:
             def share(self, values):
                 return torch.cat([values[:1], values.new_tensor([0.25]), values[2:]])
 
-        monkeypatch.setattr(holdout.Ranks, "of", lambda group: Elsewhere())
-        monkeypatch.setattr(holdout, "assess_together", lambda ranks, *a, **k: holdout.assess(*a, **k))
+        monkeypatch.setattr(crossfit.Ranks, "of", lambda group: Elsewhere())
+        monkeypatch.setattr(crossfit, "assess_together", lambda ranks, *a, **k: crossfit.assess(*a, **k))
         train, _ = crosses()
         split = gp.holdout_split(len(train), train.labels)
         _, _, (report,), _ = gp.irreducible_losses(lambda fold: line((2,), 2), train, split, config=HOLDOUT)

@@ -299,11 +299,12 @@ def test_the_flat_adamw_is_adamw():
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_holdout_models_profit_too(caplog):
-    data = make_images()
+@pytest.mark.parametrize("augment", ["off", "shift+mirror"])
+def test_holdout_models_profit_too(augment, caplog):
+    data, config = make_images(), gp.HoldoutConfig(augment=augment)
     split = gp.holdout_split(len(data), data.labels, holdout=0.5)
     tables = [
-        gp.irreducible_losses(lambda fold: Images().cuda(), data, split, engine=engine)[0]
+        gp.irreducible_losses(lambda fold: Images().cuda(), data, split, engine=engine, config=config)[0]
         for engine in ("eager", "graph")
     ]
     assert not caplog.records

@@ -5,9 +5,10 @@ from torch import nn
 
 import goldiprox as gp
 from conftest import make_blobs, make_irreducible, make_mlp
-from goldiprox import holdout
+from goldiprox import crossfit
 from goldiprox.artifacts import Header, TableWriter
 from goldiprox.assessment import score, sharpness
+from goldiprox.crossfit import JUDGES
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
@@ -19,7 +20,6 @@ from goldiprox.errors import (
     UnknownName,
 )
 from goldiprox.forward import call, cross_entropy
-from goldiprox.holdout import JUDGES
 from goldiprox.irreducible import Rivals, describe
 from goldiprox.prepare import DataConfig, prepare
 from goldiprox.suspects import average_precision
@@ -204,7 +204,7 @@ def test_blends_unless_the_inner_part_is_clearly_against(blobs, split, monkeypat
         spread = torch.tensor([-1.0, 1.0]).repeat(50)
         return 2.0, 5 + (worse + 0.995 * spread if len(calls) == 2 else 0 * spread)
 
-    monkeypatch.setattr(holdout, "sharpness", judged)
+    monkeypatch.setattr(crossfit, "sharpness", judged)
     table, models, reports, _ = gp.irreducible_losses(
         make_mlp, blobs, split, num_folds=num_folds, config=fast(mixup="auto", cleaned=cleaned)
     )

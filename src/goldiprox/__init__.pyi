@@ -13,6 +13,7 @@ from goldiprox.acquisition import probability_gain as probability_gain
 from goldiprox.acquisition import reducible_loss as reducible_loss
 from goldiprox.acquisition import uniform as uniform
 from goldiprox.checkpoint import Checkpoints as Checkpoints
+from goldiprox.crossfit import irreducible_losses as irreducible_losses
 from goldiprox.data import Batch as Batch
 from goldiprox.data import TensorData as TensorData
 from goldiprox.data import WithIds as WithIds
@@ -37,7 +38,6 @@ from goldiprox.errors import UnsupportedFormat as UnsupportedFormat
 from goldiprox.errors import WriterGone as WriterGone
 from goldiprox.forward import generalised_cross_entropy as generalised_cross_entropy
 from goldiprox.holdout import HoldoutConfig as HoldoutConfig
-from goldiprox.holdout import irreducible_losses as irreducible_losses
 from goldiprox.holdout import train_holdout_model as train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses as IrreducibleLosses
 from goldiprox.irreducible import describe as describe

@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from goldiprox.data import TARGET_KEYS, Batch, TensorData, labels_of, map_tensors, unwrap
-from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, some
+from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, UnknownName, some
 from goldiprox.randomness import preserved
 
 PerExampleLoss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -18,6 +18,8 @@ Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 """(model, inputs) -> output."""
 Precision = Literal["fp32", "tf32", "bf16"]
 """How a model computes. Weights, optimiser and losses are float32 in all of them."""
+Augmentation = Literal["off", "shift", "mirror", "shift+mirror"]
+"""What is done to images while a model learns."""
 
 _NO_LABEL = torch.iinfo(torch.int64).min
 """No label is to be ignored: not -100 either, which torch passes over in silence."""
@@ -50,6 +52,51 @@ def generalised_cross_entropy(q: float) -> PerExampleLoss:
 def call(model: nn.Module, x: Any) -> Any:
     """The default forward pass."""
     return model(x)
+
+
+def augmented(forward: Forward, how: Augmentation) -> Forward:
+    """The same forward pass; but a model in training mode sees each image shifted, mirrored or both by chance.
+
+    Shifted by up to an eighth of its height and width, zeros moving in; mirrored left to right, every other one. The
+    device draws, so that a CUDA graph draws anew at every step.
+
+    Args:
+        forward: Gets images as (examples, channels, height, width).
+        how: What is done to them.
+    """
+    if how not in get_args(Augmentation):
+        raise UnknownName("augmentation", how, get_args(Augmentation))
+    if how == "off":
+        return forward
+
+    def learning(model: nn.Module, x: Any) -> Any:
+        return forward(model, _moved(x, how) if model.training else x)
+
+    return learning
+
+
+def is_image(x: Any) -> bool:
+    """Whether inputs are a batch of images: (examples, channels, height, width)."""
+    return isinstance(x, Tensor) and x.ndim == 4
+
+
+def _moved(x: Float[Tensor, "n c h w"], how: Augmentation) -> Float[Tensor, "n c h w"]:
+    count, _, height, width = x.shape
+    rows, columns = (torch.arange(size, device=x.device).expand(count, size) for size in (height, width))
+    if "mirror" in how:
+        turned = torch.rand((count, 1), device=x.device) < 0.5
+        columns = torch.where(turned, width - 1 - columns, columns)
+    if "shift" in how:
+        rows, columns = (
+            places + torch.randint(-(size // 8), size // 8 + 1, (count, 1), device=x.device)
+            for places, size in ((rows, height), (columns, width))
+        )
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    example = torch.arange(count, device=x.device)[:, None, None]
+    moved = x.permute(0, 2, 3, 1)[example, rows[:, :, None], columns[:, None, :]] * inside[..., None]
+    layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
+    return moved.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
 
 def in_precision(forward: Forward, precision: Precision) -> Forward:

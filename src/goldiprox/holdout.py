@@ -1,7 +1,7 @@
-"""Holdout models: trained on what is held out, they give the training side its irreducible losses."""
+"""A holdout model: trained on what is held out, it says how predictable every example is at best."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,34 +9,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.assessment import assess, assess_together, misses_more, sharpened, sharpness, underfit
 from goldiprox.best_epoch import BestEpoch
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import Batch, fingerprint, iterate, labels_of, unwrap
 from goldiprox.engine import EngineName, Given, loading_processes, on_device
 from goldiprox.errors import ConfigError, UnknownName
 from goldiprox.forward import (
+    Augmentation,
     Forward,
     PerExampleLoss,
+    augmented,
     call,
     check_model,
     cross_entropy,
     device_of,
     in_precision,
+    is_image,
 )
-from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill, held_against
 from goldiprox.ledger import Cost, Rate
 from goldiprox.loop import OnStep, Task, evaluate_on, fit, rate_of
 from goldiprox.optim import TrainingConfig
 from goldiprox.randomness import ORDER, derive, seeded
-from goldiprox.ranks import Ranks
 from goldiprox.selection import CandidateSampler
-from goldiprox.split import Split, check_ids, digest_ids, holdout_split, k_fold
+from goldiprox.split import check_ids, digest_ids, holdout_split
 
 Checkpoint = Literal["inner", "last", "training_side"]
 Mixup = Literal["off", "on", "auto"]
-JUDGES = 1_000
-"""The number of the first model that only judges what others are to learn from."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,8 @@ class HoldoutConfig:
             wrong labels.
         calibrated: Logits are made as sharp as the inner part of the holdout wants them
             (`goldiprox.assessment.sharpness`), so that odds mean what they say; where the loss is cross-entropy.
+        augment: What is done to images while it learns (`goldiprox.forward.augmented`): a small model that is given
+            more epochs then comes near a large one, at a fraction of its price.
     """
 
     checkpoint: Checkpoint = "inner"
@@ -76,12 +76,15 @@ class HoldoutConfig:
     mixup: Mixup = "off"
     cleaned: bool = False
     calibrated: bool = False
+    augment: Augmentation = "off"
 
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
             raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
         if self.mixup not in get_args(Mixup):
             raise UnknownName("mixup", self.mixup, get_args(Mixup))
+        if self.augment not in get_args(Augmentation):
+            raise UnknownName("augmentation", self.augment, get_args(Augmentation))
         if min(self.max_epochs, self.patience, self.batch_size) < 1:
             raise ConfigError(
                 f"max_epochs={self.max_epochs}, patience={self.patience}, batch_size={self.batch_size}: "
@@ -132,7 +135,8 @@ class HoldoutReport:
         inner: The examples that chose the epoch.
         mixup: Whether it learnt from blends, ``on`` or ``off``.
         sharpness: What its logits were multiplied with for the table.
-        underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two.
+        underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two, and
+            where images were augmented: of what it learnt it has then seen other versions.
         blends_worse: Whether blends missed more of the inner part; None where they were not tried.
         judged: What its judges, models of the other side, miss of the labels that it was to learn from, and of those of
             their own side; None where none were asked.
@@ -202,9 +206,15 @@ def train_holdout_model(
     check_model(il_model, example, loss=loss, forward=forward, data=data, role="holdout model")
     if config.mixup == "auto":
         raise ConfigError("one model learns from blends or it does not: give mixup='on' or 'off'")
-    if config.mixup == "on" and not _can_blend(example):
+    if config.mixup == "on" and not can_blend(example):
         kind = getattr(example.x, "dtype", type(example.x).__name__)
         raise ConfigError(f"inputs of type {kind} cannot be blended; train the holdout model with mixup='off'")
+    if config.augment != "off" and not is_image(example.x):
+        kind = tuple(example.x.shape[1:]) if isinstance(example.x, Tensor) else type(example.x).__name__
+        raise ConfigError(
+            f"augment={config.augment!r} is for images, tensors of (channels, height, width); an example's inputs are "
+            f"{kind}. Leave it out, or augment in a forward= of your own, where model.training is set"
+        )
     lowered = in_precision(forward, config.training.precision)
     patience = config.patience if config.training.schedule == "constant" else None  # one that decays is best at its end
     evaluate = evaluate_on(data, ids=judge, loss=loss, forward=lowered, num_workers=num_workers)
@@ -242,7 +252,7 @@ def train_holdout_model(
         steps=epochs * per_epoch,
         config=config.training,
         loss=training_loss or loss,
-        forward=forward,
+        forward=augmented(forward, config.augment),
         seed=derive("holdout model", seed),
         mixed=config.mixup == "on",
         evaluate=best,
@@ -262,189 +272,6 @@ def train_holdout_model(
     return HoldoutReport(epoch, best.epoch, figures, history.cost, rate, judge, config.mixup)
 
 
-def _judged(opinions: IrreducibleLosses, judges: list[HoldoutReport], ranks: Ranks | None) -> Judged:
-    _, margin = held_against(opinions)
-    missed, counts = float((margin > 0).mean()), (len(margin), sum(len(judge.inner) for judge in judges))
-    own = 1 - sum(judge.figures["accuracy"] * len(judge.inner) for judge in judges) / counts[1]
-    if ranks:  # judges of other ranks may have been rounded otherwise
-        missed, own = ranks.share(torch.tensor([missed, own], dtype=torch.float64, device=ranks.device)).tolist()
-    shares = zip((missed, own), counts, strict=True)
-    return Judged(missed, own, sum(share * (1 - share) / count for share, count in shares) ** 0.5)
-
-
-def _can_blend(example: Batch) -> bool:
+def can_blend(example: Batch) -> bool:
+    """Whether inputs are numbers that can be blended, not tokens."""
     return isinstance(example.x, Tensor) and example.x.is_floating_point()
-
-
-def irreducible_losses(
-    make_model: Callable[[int], nn.Module],
-    data: Any,
-    split: Split,
-    *,
-    num_folds: int = 0,
-    config: HoldoutConfig = HoldoutConfig(),
-    loss: PerExampleLoss = cross_entropy,
-    training_loss: PerExampleLoss | None = None,
-    forward: Forward = call,
-    seed: int = 0,
-    num_workers: int | None = None,
-    engine: EngineName = "auto",
-    on_step: OnStep | None = None,
-    checkpoints: Checkpoints | None = None,
-    extra_config: dict[str, Any] | None = None,
-    group: Any = None,
-    scoring: Callable[..., Tensor] | None = None,
-) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
-    """Trains the holdout model(s) and scores the training side.
-
-    Without folds, one model learns the holdout and scores the training side. With folds the training side is
-    divided; each part is scored by a model that learnt the other parts (and the holdout, where there is one).
-
-    Args:
-        make_model: Gives a fresh model for a fold number.
-        data: The base data set.
-        split: Training and holdout side.
-        num_folds: 0, or 2 and more for cross-fitting.
-        config: How the models are trained.
-        loss: One loss per example.
-        training_loss: What models learn by, where that is not `loss`.
-        forward: How models are called.
-        seed: Of everything random.
-        num_workers: Loading processes, for data that is not resident.
-        engine: How steps run, see `goldiprox.loop.fit`.
-        on_step: Called after every training step, or every few.
-        checkpoints: Where to save how far it is; the same call goes on from there.
-        extra_config: Recorded in the table's header.
-        group: Of ``torch.distributed``: every rank makes this call, and scores a share of the training side. The table
-            is the same on all, and the same as from one process.
-        scoring: Scores in place of this process, such as `goldiprox.ray_scoring.RayScoring`.
-
-    Returns:
-        The table, the models, how each went, and the bill.
-    """
-    if isinstance(make_model, nn.Module):
-        raise ConfigError("give a function of the fold number that returns a fresh model, not a model")
-    labels = labels_of(data)
-    if num_folds:
-        folds = k_fold(split.train, None if labels is None else labels[split.train], num_folds=num_folds, seed=seed)
-        parts = [(np.union1d(np.setdiff1d(split.train, fold), split.holdout), fold) for fold in folds]
-    else:
-        split.require_holdout()
-        parts = [(split.holdout, split.train)]
-    ranks = Ranks.of(group)
-    if ranks and scoring:
-        raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
-    doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
-    plain: float | None = None
-    worse: bool | None = None
-    judged: Judged | None = None
-    sharpens = (config.calibrated or config.mixup != "off") and loss is cross_entropy
-    if config.cleaned:
-        if labels is None:
-            raise ConfigError(
-                "cleaned=True, as in HoldoutConfig.robust(), judges labels, and this data set has none at hand: give "
-                "it an attribute `targets` with the class of every example; for other tasks use cleaned=False"
-            )
-        opinions, _, judges, total = irreducible_losses(
-            lambda number: make_model(JUDGES + number),
-            data,
-            split if num_folds else Split(split.holdout, split.train),
-            num_folds=num_folds,
-            config=replace(config, cleaned=False),
-            loss=loss,
-            training_loss=training_loss,
-            forward=forward,
-            seed=derive("judges", seed),
-            num_workers=num_workers,
-            engine=engine,
-            on_step=on_step,
-            checkpoints=checkpoints and checkpoints.part("judges"),
-            group=group,
-            scoring=scoring,
-        )
-        doubted = opinions.ids[contradicted(opinions, labels)]
-        ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
-        plain, worse = judges[0].underfit, judges[0].blends_worse
-        judged = _judged(opinions, judges, ranks)
-    values = torch.full((len(unwrap(data)), 3), torch.nan)
-    models, reports = [], []
-    lowered = in_precision(forward, config.training.precision)
-    if ways == ["auto"]:
-        first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
-        ways = ["off", "on"] if _can_blend(first) else ["off"]
-    for number, (whole, target) in enumerate(parts):
-        learn = np.setdiff1d(whole, doubted)
-        tried = []
-        for way in ways:
-            model = make_model(number)
-            if ranks:
-                ranks.same_weights(model)
-            report = train_holdout_model(
-                model,
-                data,
-                learn,
-                config=replace(config, mixup=way),
-                training_side=target,
-                loss=loss,
-                training_loss=training_loss,
-                forward=forward,
-                seed=derive("fold", seed, number),
-                num_workers=num_workers,
-                engine=engine,
-                on_step=on_step,
-                checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
-            )
-            total.merge(report.cost)
-            misses, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
-            if sharpens:
-                passes = {"forward": lowered, "num_workers": num_workers}
-                with total.timed():
-                    factor, misses = sharpness(model, data, report.inner, **passes)
-                    if config.mixup != "off" and way == "off" and plain is None:
-                        plain = underfit(model, data, np.setdiff1d(learn, report.inner), misses, **passes)
-                        total.add(report.rate, scored=len(report.inner))
-                total.add(report.rate, scored=len(report.inner))
-            # What a GPU rounds otherwise must not make ranks choose otherwise.
-            if ranks and (sharpens or config.mixup != "off"):
-                own = misses.new_tensor([factor, -1.0 if plain is None else plain])
-                shared = ranks.share(torch.cat([own, misses]).to(ranks.device)).cpu()
-                factor, misses = shared[0].item(), shared[2:]
-                plain = None if plain is None else shared[1].item()
-            report.sharpness = factor
-            tried.append((misses, model, report))
-        # The last learnt from blends, and knows less by heart.
-        _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
-        ways = [report.mixup]  # the other folds take what was better for the first
-        worse = report is tried[0][2] if len(tried) > 1 else worse
-        report.underfit, report.blends_worse, report.judged = plain, worse, judged
-        scores = checkpoints and checkpoints.part(f"scores-{number}")
-        made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
-        scored = scores and scores.start(made, torch.device("cpu"))
-        if scored:
-            found = scored.state["found"]
-        else:
-            with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-                settings: dict[str, Any] = {"loss": loss, "forward": sharpened(lowered, report.sharpness)}
-                if scoring:
-                    found = scoring(model, data, target, **settings, folder=scores and scores.folder)
-                elif ranks:
-                    found = assess_together(ranks, model, data, target, **settings, num_workers=num_workers)
-                else:
-                    found = assess(model, data, target, **settings, num_workers=num_workers)
-        if scores:
-            scores.save(len(target), {"found": found})
-        total.add(report.rate, scored=len(target))
-        fill(values[:, 0], torch.as_tensor(target), found[:, 0])
-        values[torch.as_tensor(target), 1:] = found[:, 1:]
-        models.append(model)
-        reports.append(report)
-    described = {"seed": seed, "num_folds": num_folds, "holdout": asdict(config), **(extra_config or {})}
-    described |= {"left_out": len(doubted)} if config.cleaned else {}
-    described |= {"mixup": ways[0]} if config.mixup != "off" else {}
-    described |= {"sharpness": [r.sharpness for r in reports]} if sharpens or config.mixup != "off" else {}
-    losses, rival, margin = values.unbind(1)
-    against = None if margin.isnan().all() else Rivals(rival, margin)
-    table = IrreducibleLosses(
-        losses, data=describe(data), config=described, parents={"split": split.digest}, rivals=against
-    )
-    return table, models, reports, total

@@ -1,6 +1,6 @@
 """Scoring on a Ray cluster: the training side is read from Parquet files by Ray Data, and scored by a pool of actors.
 
-Blocks are whole passes of `goldiprox.holdout.assess`, so that every pass holds the examples that it holds in one
+Blocks are whole passes of `goldiprox.assessment.assess`, so that every pass holds the examples that it holds in one
 process, and the losses are the same to the last bit on the same kind of CPU. ``ray.data.read_parquet`` cuts files
 where it likes; here a block says which ids it holds, and a task reads those.
 """
@@ -40,13 +40,13 @@ from goldiprox.storage import partial_path
 
 KIND, MAX_BLOCKS = "scores", 10_000
 FIGURES = ("irreducible", "rival", "margin")
-"""What `goldiprox.holdout.assess` gives for an example."""
+"""What `goldiprox.assessment.assess` gives for an example."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RayScoring:
-    """Scores on a Ray cluster what `goldiprox.holdout.assess` scores in this process; give it to `irreducible_losses`.
+    """Scores on a Ray cluster what `goldiprox.assessment.assess` scores in this process, for `irreducible_losses`.
 
     Args:
         rows: Reads examples: `goldiprox.data.parquet.ImageRows`, or anything with a length and ``read(ids)``, which
@@ -83,7 +83,7 @@ class RayScoring:
         forward: Forward = call,
         folder: Path | None = None,
     ) -> Tensor:
-        """What `goldiprox.holdout.assess` gives for these ids.
+        """What `goldiprox.assessment.assess` gives for these ids.
 
         Args:
             il_model: The model.

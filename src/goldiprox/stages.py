@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from goldiprox.acquisition import ACQUISITIONS, Acquisition, needs_proxy, needs_table
 from goldiprox.checkpoint import Checkpoints
+from goldiprox.crossfit import irreducible_losses
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
 from goldiprox.enough import Signs, kinds
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
-from goldiprox.holdout import HoldoutConfig, HoldoutReport, irreducible_losses
+from goldiprox.holdout import HoldoutConfig, HoldoutReport
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost, Ledger, Rate
 from goldiprox.loop import Evaluate, History, OnRecord, OnStep, evaluate_on, rate_of

@@ -115,7 +115,7 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
     decided = (
         (config, default, ("candidates", "keep", "dropout")),
         (config.training, default.training, ("lr", "weight_decay")),
-        (config.holdout, default.holdout, ("checkpoint", "max_epochs", "mixup", "cleaned")),
+        (config.holdout, default.holdout, ("checkpoint", "max_epochs", "mixup", "augment", "cleaned")),
     )
     given += [flag(n) for mine, usual, names in decided for n in names if getattr(mine, n) != getattr(usual, n)]
     if given:

@@ -49,6 +49,7 @@ HOLDOUT_MODEL: list[Flag] = [
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
     ("holdout_epochs", int | None, None, "Passes that the holdout model learns for (10, or 300 steps; paper: 100)."),
     ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),
+    ("augment", str, "off", "What is done to images while it learns: off, shift, mirror, shift+mirror."),
     ("cleaned", bool | None, None, "Learn from labels only where a model of the other side does not contradict."),
 ]
 PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or package.module:callable.")]
@@ -212,7 +213,7 @@ def _configuration(values: dict[str, Any]) -> RunConfig:
         data=DataConfig(**take(*(flag[0] for flag in DATA))),
         holdout=holdout(
             training=TrainingConfig(**take("lr", "weight_decay", "precision", "compile")),
-            **take("checkpoint", "mixup", "cleaned", max_epochs="holdout_epochs"),
+            **take("checkpoint", "mixup", "augment", "cleaned", max_epochs="holdout_epochs"),
         ),
         training=TrainingConfig(**take("lr", "weight_decay", "schedule", "precision", "compile")),
         **take("proxy", "model", "il_model", "acquisition", "rule", "temperature", "mix_fraction"),

@@ -15,10 +15,11 @@ from goldiprox.compare.bench import Bench, Pools
 from goldiprox.compare.kept import figures, identity, summed, table_of
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
+from goldiprox.crossfit import irreducible_losses
 from goldiprox.enough import Signs, kinds
 from goldiprox.errors import ConfigError
 from goldiprox.forward import call, generalised_cross_entropy, in_precision
-from goldiprox.holdout import HoldoutConfig, irreducible_losses
+from goldiprox.holdout import HoldoutConfig
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, rate_of
 from goldiprox.optim import Schedule
@@ -113,6 +114,7 @@ class Lab(Bench):
             max_epochs=method.holdout_epochs or base.max_epochs,
             min_steps=0 if method.holdout_epochs else base.min_steps,
             mixup=method.mixup or base.mixup,
+            augment=method.augment or base.augment,
             cleaned=self._cleaned(method),
             calibrated=base.calibrated if method.calibrated is None else bool(method.calibrated),
             training=replace(base.training, schedule=method.il_schedule or base.training.schedule),

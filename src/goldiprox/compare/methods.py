@@ -6,7 +6,7 @@ from typing import Any, get_args
 from goldiprox.acquisition import ACQUISITIONS
 from goldiprox.enough import AUTO
 from goldiprox.errors import ConfigError, UnknownName
-from goldiprox.forward import generalised_cross_entropy
+from goldiprox.forward import Augmentation, generalised_cross_entropy
 from goldiprox.holdout import Checkpoint, HoldoutConfig, Mixup
 from goldiprox.irreducible import Combined
 from goldiprox.optim import Schedule
@@ -32,6 +32,7 @@ class Method:
         holdout_epochs: At most, for the holdout model.
         il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.
         mixup: Whether the holdout model learns from blends: off, on or auto.
+        augment: What is done to images while the holdout model learns.
         folds: Cross-fit over this many, instead of learning from the holdout alone.
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
@@ -55,6 +56,7 @@ class Method:
     holdout_epochs: int | None = None
     il_schedule: Schedule | None = None
     mixup: Mixup | None = None
+    augment: Augmentation | None = None
     folds: int | None = None
     il_models: int = 1
     combine: Combined = "losses"
@@ -82,6 +84,7 @@ class Method:
             ("checkpoint", Checkpoint),
             ("combine", Combined),
             ("mixup", Mixup),
+            ("augment", Augmentation),
         ):
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
@@ -117,6 +120,7 @@ PAPER: dict[str, Any] = {
     "holdout_epochs": HoldoutConfig().max_epochs,
     "il_schedule": "constant",
     "mixup": "off",
+    "augment": "off",
     "cleaned": 0,
     "trusted": 0.0,
     "window": 1,

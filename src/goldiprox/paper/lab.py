@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from goldiprox.analysis import share, share_over_time
+from goldiprox.crossfit import irreducible_losses
 from goldiprox.data import TensorData, fingerprint
 from goldiprox.forward import Precision, call, in_precision
-from goldiprox.holdout import Checkpoint, HoldoutConfig, irreducible_losses
+from goldiprox.holdout import Checkpoint, HoldoutConfig
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.loop import Evaluate, History, evaluate_on
 from goldiprox.models import build

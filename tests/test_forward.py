@@ -1,0 +1,96 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import goldiprox as gp
+from conftest import make_blobs, make_mlp
+from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.forward import Augmentation, augmented
+from goldiprox.holdout import HoldoutConfig
+
+
+def seen(x: torch.Tensor, how: Augmentation, *, seed: int = 0, training: bool = True) -> torch.Tensor:
+    """What a model gets."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return augmented(lambda model, x: x, how)(nn.Identity().train(training), x)
+
+
+def moved(image: torch.Tensor, down: int, across: int, mirror: bool) -> torch.Tensor:
+    """One image, pixel by pixel."""
+    _, height, width = image.shape
+    out = torch.zeros_like(image)
+    for row, column in itertools.product(range(height), range(width)):
+        to_row, to_column = row + down, (width - 1 - column if mirror else column) + across
+        if 0 <= to_row < height and 0 <= to_column < width:
+            out[:, to_row, to_column] = image[:, row, column]
+    return out
+
+
+def images(count: int = 600) -> torch.Tensor:
+    return torch.rand(count, 2, 8, 16, generator=torch.Generator().manual_seed(1)) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("how", "downs", "acrosses", "mirrors"),
+    [
+        ("shift", (-1, 0, 1), (-2, -1, 0, 1, 2), (False,)),
+        ("mirror", (0,), (0,), (False, True)),
+        ("shift+mirror", (-1, 0, 1), (-2, -1, 0, 1, 2), (False, True)),
+    ],
+)
+def test_every_image_is_moved_by_its_own_draw_by_an_eighth_at_most(how, downs, acrosses, mirrors):
+    x = images()
+    ways = {way: torch.stack([moved(i, *way) for i in x]) for way in itertools.product(downs, acrosses, mirrors)}
+    got = seen(x, how)
+    same = torch.stack([(got == each).flatten(1).all(1) for each in ways.values()])
+    assert (same.sum(0) == 1).all()
+    often = same.float().mean(1)
+    torch.testing.assert_close(often, torch.full_like(often, 1 / len(ways)), atol=0.06, rtol=0)
+
+
+def test_only_a_model_that_learns_sees_them():
+    x = images(4)
+    assert torch.equal(seen(x, "shift+mirror", training=False), x)
+    assert not torch.equal(seen(x, "shift+mirror"), x)
+    assert torch.equal(seen(x, "shift+mirror"), seen(x, "shift+mirror"))
+    assert not torch.equal(seen(x, "shift+mirror", seed=1), seen(x, "shift+mirror"))
+    assert torch.equal(seen(x, "off"), x)
+    with pytest.raises(UnknownName, match="augmentation"):
+        augmented(lambda model, x: x, "rotate")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_memory_stays_as_it_was_laid_out(layout):
+    x = images(5).contiguous(memory_format=layout)
+    assert seen(x, "shift+mirror").is_contiguous(memory_format=layout)
+
+
+def test_a_holdout_model_learns_them_and_its_table_says_so(global_state):
+    blobs = make_blobs()
+    data = gp.TensorData(blobs.x[:, :, None, None].repeat(1, 1, 8, 8), blobs.y, num_classes=4, name="squares")
+    split = gp.holdout_split(len(data), data.labels)
+
+    def make(number):
+        return nn.Sequential(nn.Flatten(), make_mlp(number, num_inputs=128))
+
+    def table(augment, **changes):
+        config = HoldoutConfig(max_epochs=3, augment=augment, **changes)
+        return gp.irreducible_losses(make, data, split, config=config)
+
+    (plain, *_), (same, *_), (other, _, (report,), _) = table("off"), table("off"), table("shift", mixup="auto")
+    assert plain.digest == same.digest != other.digest == table("shift", mixup="auto")[0].digest
+    assert (plain.config["holdout"]["augment"], other.config["holdout"]["augment"]) == ("off", "shift")
+    assert report.underfit is None
+    assert table("off", mixup="auto")[2][0].underfit is not None
+
+
+def test_what_is_no_image_is_not_augmented():
+    blobs = make_blobs()
+    split = gp.holdout_split(len(blobs), blobs.labels)
+    with pytest.raises(ConfigError, match=r"augment='mirror' is for images.*are \(2,\)"):
+        gp.irreducible_losses(make_mlp, blobs, split, config=HoldoutConfig(augment="mirror"))
+    with pytest.raises(UnknownName, match="augmentation"):
+        HoldoutConfig(augment="flip")  # type: ignore[arg-type]
