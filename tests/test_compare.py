@@ -640,6 +640,25 @@ class TestCommand:
         assert _too_good(method, {"budgets": [0.5], "accuracy": [{"mean": 0.5}]}) is None
         assert _too_good(None, uniform) is None
 
+    def test_labels_of_ones_own_are_not_damaged(self, tmp_path, goldiprox, monkeypatch):  # noqa: F811
+        (tmp_path / "mine.py").write_text(
+            "import numpy as np, torch\n"
+            "def load():\n"
+            "    y = np.arange(300) % 2\n"
+            "    x = (y[:, None] + 0.1 * np.arange(300)[:, None] / 300).astype('float32').repeat(4, 1)\n"
+            "    pairs = list(zip(torch.tensor(x), y.tolist()))\n"
+            "    return pairs, pairs[:50]\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        flags = ["--data", "mine:load", "--seeds", "1", "--no-itself", "--candidates", "20", "--keep", "5", "--json"]
+        shares = {}
+        for name, more in (("mine", []), ("damaged", ["--noise", "0.2"])):
+            code, out, err = goldiprox("compare", "--quick", *flags, *more, "--out", tmp_path / name)
+            assert code == 0, err
+            shares[name] = json.loads(out)["corrupted"]["training side"]
+        assert shares["mine"] == 0 < shares["damaged"]
+        sys.modules.pop("mine", None)
+
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")
         assert code == 0

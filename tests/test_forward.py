@@ -6,7 +6,7 @@ from torch import nn
 
 import goldiprox as gp
 from conftest import make_blobs, make_mlp
-from goldiprox.errors import ConfigError, UnknownName
+from goldiprox.errors import ConfigError, ModelMismatch, UnknownName
 from goldiprox.forward import Augmentation, augmented
 from goldiprox.holdout import HoldoutConfig
 
@@ -85,6 +85,23 @@ def test_a_holdout_model_learns_them_and_its_table_says_so(global_state):
     assert (plain.config["holdout"]["augment"], other.config["holdout"]["augment"]) == ("off", "shift")
     assert report.underfit is None
     assert table("off", mixup="auto")[2][0].underfit is not None
+
+
+def test_inputs_of_several_parts_that_a_model_does_not_take():
+    class Texts(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, id):
+            return {"input_ids": torch.ones(3), "attention_mask": torch.ones(3).bool(), "labels": id % 4}
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            return self.nothing
+
+    for model in (Reads(), nn.Linear(3, 4)):
+        with pytest.raises(ModelMismatch, match=r"inputs \(\{input_ids: .*attention_mask: .*forward="):
+            gp.record(model, Texts(), acquisition=gp.loss, candidates=8, keep=2, steps=1)
 
 
 def test_what_is_no_image_is_not_augmented():

@@ -294,6 +294,36 @@ def test_a_model_that_does_not_fit_is_refused_before_training(blobs, split):
         gp.train_holdout_model(nn.Linear(5, 4), blobs, split.holdout)
 
 
+def test_what_makes_models_gets_the_number_of_a_fold(blobs, split):
+    with pytest.raises(ConfigError, match="lambda fold: Model"):
+        gp.irreducible_losses(lambda: make_mlp(), blobs, split)  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="not a model"):
+        gp.irreducible_losses(make_mlp(), blobs, split)  # type: ignore[arg-type]
+
+
+def test_a_holdout_model_that_has_learnt_nothing_is_named(blobs, split, caplog):
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return self.bias.expand(len(x), 4)
+
+    gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+    assert not caplog.records
+    gp.irreducible_losses(lambda fold: Constant(), blobs, split, config=fast())
+    assert "learnt nothing" in caplog.text
+
+
+def test_a_table_in_a_line(blobs):
+    assert (
+        repr(make_irreducible(blobs, np.array([0, 1]))) == "<IrreducibleLosses of 2 of 400 examples, 0.185 on average>"
+    )
+    empty = gp.IrreducibleLosses(torch.full((3,), torch.nan), data=describe(blobs))
+    assert repr(empty) == "<IrreducibleLosses of 0 of 3 examples>"
+
+
 def test_a_diverging_holdout_model(blobs, split):
     config = gp.HoldoutConfig(training=gp.TrainingConfig(lr=1e30), max_epochs=3)
     with pytest.raises(NonFiniteError):

@@ -1,4 +1,5 @@
 import hashlib
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from goldiprox.errors import (
 )
 from goldiprox.inspection import statistics, verify
 from goldiprox.irreducible import describe
+from goldiprox.prepare import DataConfig, prepare
 from test_artifacts import rewrite_header
 
 STEPS, KEEP = 25, 8
@@ -88,6 +90,10 @@ def test_continues_in_the_middle(path):
     assert list(fresh) == picks().tolist()
     with pytest.raises(ConfigError, match="step 26"):
         fresh.load_state_dict({"step": STEPS + 1})
+    with pytest.raises(ConfigError, match="no position in a sequence: it holds nothing, and no step"):
+        fresh.load_state_dict({})
+    with pytest.raises(ConfigError, match="it holds epoch, and no step"):
+        fresh.load_state_dict({"epoch": 1})
     with pytest.raises(ConfigError, match="another sequence"):
         fresh.load_state_dict({"step": 1, "digest": "sha256:0"})
 
@@ -286,3 +292,22 @@ def test_sizes_in_a_header_allocate_nothing(path):
     rewrite_header(path, data={"fingerprint": "sha256:0", "length": 2**62}, config={"keep": 2**62})
     with pytest.raises(CorruptFile, match="not a multiple"):
         gp.Sequence.open(path)
+
+
+def test_what_was_damaged_on_purpose_is_named_with_the_way_to_the_same(tmp_path):
+    settings = DataConfig(noise=0.1, holdout=0.2)
+    damaged, config = prepare(settings).data, {"data": settings.recorded()}
+    table = gp.IrreducibleLosses(torch.rand(len(damaged)), data=describe(damaged), config=config)
+    table.save(tmp_path / "i.arrow")
+    write(tmp_path / "s.arrow", data=describe(damaged), config=config)
+    for kind, name in ((gp.IrreducibleLosses, "i.arrow"), (gp.Sequence, "s.arrow")):
+        with pytest.raises(FingerprintMismatch, match=r"damaged on purpose \(noise 0.1\)") as found:
+            kind.open(tmp_path / name, gp.load("mnist5k").train)
+        way = re.search(r"prepare\(DataConfig\(.*?\)\)\.data", str(found.value))
+        assert way
+        kind.open(tmp_path / name, eval(way[0], {"prepare": prepare, "DataConfig": DataConfig}))
+
+
+def test_a_sequence_in_a_line(path):
+    assert repr(gp.Sequence.open(path)) == f"<Sequence {path}: {STEPS} steps of {KEEP} ids, of 400 examples>"
+    assert "rank 1 of 2>" in repr(gp.Sequence.open(path, rank=1, world_size=2))

@@ -1,5 +1,6 @@
 import io
 import json
+import pickle
 import sys
 import textwrap
 
@@ -13,6 +14,7 @@ from PIL import Image
 import goldiprox as gp
 from goldiprox.data import parquet, sources
 from goldiprox.errors import ConfigError, DataError, MissingData, MissingExtra, UnknownName
+from goldiprox.prepare import DataConfig, prepare
 
 
 def write_parquet(
@@ -126,6 +128,42 @@ def test_data_of_the_users_own(tmp_path, monkeypatch):
     with pytest.raises(UnknownName, match="Did you mean 'load'"):
         gp.load("own_data:lod")
     sys.modules.pop("own_data", None)
+
+
+def test_files_made_on_the_command_line_serve_in_ones_own_loop(tmp_path, monkeypatch):
+    """What is copied into memory there goes by the fingerprint of the data set, until it is damaged."""
+    (tmp_path / "known.py").write_text(
+        textwrap.dedent("""
+            import torch
+            class Rows(torch.utils.data.Dataset):
+                targets = [i % 3 for i in range(60)]
+                def __len__(self): return 60
+                def __getitem__(self, i): return torch.tensor([float(i), 1.0]), self.targets[i]
+            class Named(Rows):
+                def fingerprint(self): return "rows, second edition"
+            class Noisy(Rows):
+                def __getitem__(self, i): return torch.rand(2), self.targets[i]
+            def load(): return Rows(), Rows()
+            def named(): return Named(), Rows()
+            def noisy(): return Noisy(), Rows()
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    copy = gp.load("known:load").train
+    known = sys.modules["known"]
+    assert gp.fingerprint(copy) == gp.fingerprint(known.Rows()) == gp.fingerprint(gp.WithIds(known.Rows()))
+    assert gp.fingerprint(gp.load("known:named").train) == "rows, second edition"
+    for same in (copy.to("cpu"), copy.replace(name="other"), pickle.loads(pickle.dumps(copy))):
+        assert gp.fingerprint(same) == gp.fingerprint(copy)
+    for other in (copy.replace(y=copy.y.flip(0)), copy.replace(x=copy.x + 1), copy.replace(mean=(0.0,), std=(2.0,))):
+        assert gp.fingerprint(other) != gp.fingerprint(copy)
+    damaged = prepare(DataConfig("known:load", noise=0.5))
+    assert (
+        gp.fingerprint(damaged.data) != gp.fingerprint(copy) == gp.fingerprint(prepare(DataConfig("known:load")).data)
+    )
+    one, other = (gp.load("known:noisy").train for _ in range(2))
+    assert gp.fingerprint(one) != gp.fingerprint(other)  # two draws
+    sys.modules.pop("known", None)
 
 
 def test_available_says_where_things_are(tmp_path):

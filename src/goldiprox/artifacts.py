@@ -316,7 +316,7 @@ class Table:
             partial: Accept a file without its end mark, and give the intact rows at its beginning.
         """
         path = Path(path)
-        content = _content(path, mapped=not partial and path.suffix != ".partial")
+        content = _content(path, mapped=not partial and path.suffix != ".partial", kind=kind)
         header, end, seal = read_start(path, content, kind)
         parts, complete, damage = decode_all(content, end, header.columns, 0, seal)
         if not complete and not partial:
@@ -354,14 +354,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return read_start(path, _content(path, mapped=path.suffix != ".partial"))[0]
 
 
-def _content(path: Path, *, mapped: bool) -> memoryview:
+def _content(path: Path, *, mapped: bool, kind: str | None = None) -> memoryview:
     if not path.exists():
         unfinished = partial_path(path)
         hint = f"; {unfinished} holds an unfinished run" if unfinished.exists() else ""
-        raise MissingFile(
-            f"{path} does not exist{hint}; name another file, or make it with `goldiprox irreducible` or "
-            f"`goldiprox select`"
-        )
+        by = {"irreducible": "irreducible", "sequence": "select"}.get(kind or "", "irreducible` or `goldiprox select")
+        raise MissingFile(f"{path} does not exist{hint}; name another file, or make it with `goldiprox {by}`")
     try:
         return read_file(path, mapped=mapped)
     except OSError as e:

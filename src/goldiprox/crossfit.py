@@ -1,5 +1,7 @@
 """As many holdout models as it takes, and the table of irreducible losses that they fill."""
 
+import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,6 +24,7 @@ from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
 from goldiprox.split import Split, digest_ids, k_fold
 
+log = logging.getLogger(__name__)
 JUDGES = 1_000
 """The number of the first model that only judges what others are to learn from."""
 
@@ -74,6 +77,7 @@ def irreducible_losses(
     """
     if isinstance(make_model, nn.Module):
         raise ConfigError("give a function of the fold number that returns a fresh model, not a model")
+    _check_factory(make_model)
     labels = labels_of(data)
     if num_folds:
         folds = k_fold(split.train, None if labels is None else labels[split.train], num_folds=num_folds, seed=seed)
@@ -166,6 +170,7 @@ def irreducible_losses(
         _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
         ways = [report.mixup]  # the other folds take what was better for the first
         worse = report is tried[0][2] if len(tried) > 1 else worse
+        _warn_if_it_knows_nothing(report, labels)
         report.underfit, report.blends_worse, report.judged = plain, worse, judged
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
@@ -198,6 +203,32 @@ def irreducible_losses(
         losses, data=describe(data), config=described, parents={"split": split.digest}, rivals=against
     )
     return table, models, reports, total
+
+
+def _check_factory(make_model: Callable[[int], nn.Module]) -> None:
+    try:
+        inspect.signature(make_model).bind(0)
+    except TypeError:
+        raise ConfigError(
+            "the function that makes models is called with the number of a fold: lambda fold: Model(), say"
+        ) from None
+    except ValueError:  # it does not tell what it takes
+        return
+
+
+def _warn_if_it_knows_nothing(report: HoldoutReport, labels: np.ndarray | None) -> None:
+    """A model that is no better than one answer for all knows nothing of what is predictable."""
+    right = report.figures.get("accuracy")
+    if labels is None or right is None or not len(report.inner):
+        return
+    commonest = np.unique(labels[report.inner], return_counts=True)[1].max() / len(report.inner)
+    if right <= commonest:
+        log.warning(
+            "the holdout model is right on %.1f%% of the examples that chose its epoch, naming the commonest class "
+            "on %.1f%%: it has learnt nothing. Look at the model, its learning rate, and how long it learns",
+            100 * right,
+            100 * commonest,
+        )
 
 
 def _judged(opinions: IrreducibleLosses, judges: list[HoldoutReport], ranks: Ranks | None) -> Judged:

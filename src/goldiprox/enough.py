@@ -87,7 +87,10 @@ class Signs:
             return f"{100 * share:.0f}% of the labels look wrong{', or it is too small for this data' * small}"
         if not small:
             return None
-        return f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small"
+        return (
+            f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small, or had "
+            f"learnt too briefly"
+        )
 
     @property
     def holdout_looks_right(self) -> bool:

@@ -184,9 +184,11 @@ def _tried(
     """The output for a batch of which a loss can be taken."""
     try:
         output = forward(model, batch.x)
-    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as e:
+        parts = isinstance(batch.x, dict | tuple | list)
+        remedy = ". Inputs of several parts reach a model as they are: say how it is called with forward=" * parts
         raise ModelMismatch(
-            f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}{_no_target(batch.y)}"
+            f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}{remedy}{_no_target(batch.y)}"
         ) from e
     if loss is cross_entropy:
         _check_logits(output, batch, num_classes, role)

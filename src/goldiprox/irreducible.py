@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from goldiprox.artifacts import Header, Table, TableWriter, id_type
-from goldiprox.data import Batch, fingerprint, iterate, require_fingerprint, unwrap
+from goldiprox.data import Batch, damage_in_words, fingerprint, iterate, require_fingerprint, unwrap
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
@@ -138,6 +138,11 @@ class IrreducibleLosses:
 
             return lookup(table, ids)
         return table[ids.clamp(max=len(self))]
+
+    def __repr__(self) -> str:
+        known = self.values[~self.values.isnan()]
+        mean = f", {float(known.mean()):.3f} on average" * bool(len(known))
+        return f"<IrreducibleLosses of {len(known):,} of {len(self):,} examples{mean}>"
 
     @property
     def ids(self) -> np.ndarray:
@@ -278,7 +283,7 @@ class IrreducibleLosses:
         table = Table.open(path, kind=KIND)
         header = table.header
         if data is not None:
-            require_fingerprint(data, header.data, str(path))
+            require_fingerprint(data, header.data, str(path), damage_in_words(header.config))
         length, columns = int(header.data["length"]), header.columns
         if columns.get("irreducible") != "float32":
             raise CorruptFile(f"{path}: the header names columns {', '.join(columns)}, but no irreducible losses")

@@ -163,9 +163,9 @@ class Sequence:
     def require(self, data: Any) -> None:
         """Raises unless the sequence was made from this data."""
         if data is not self._checked:
-            from goldiprox.data import require_fingerprint
+            from goldiprox.data import damage_in_words, require_fingerprint
 
-            require_fingerprint(data, self.header.data, str(self._table.path))
+            require_fingerprint(data, self.header.data, str(self._table.path), damage_in_words(self.header.config))
             self._checked = data
 
     def _check_ids(self) -> None:
@@ -187,6 +187,11 @@ class Sequence:
             highest = int(part.values("id", first, first + BLOCK).max())
             if highest >= length:
                 raise CorruptFile(f"{self._table.path} lists id {highest:,}, but its data set has {length:,} examples")
+
+    def __repr__(self) -> str:
+        data, path = self.header.data, self._table.path
+        part = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        return f"<Sequence {path}: {len(self):,} steps of {self.keep} ids, of {data['length']:,} examples{part}>"
 
     @property
     def complete(self) -> bool:
@@ -279,6 +284,10 @@ class Sequence:
         return {"step": self._next_step % max(len(self), 1), "digest": self.digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "step" not in state:
+            raise ConfigError(
+                f"this is no position in a sequence: it holds {some(sorted(state)) or 'nothing'}, and no step"
+            )
         step = int(state["step"])
         if not 0 <= step <= len(self):
             raise ConfigError(f"cannot continue at step {step:,} of a sequence of {len(self):,} steps")

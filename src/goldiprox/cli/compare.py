@@ -27,7 +27,7 @@ SIZES = [flag for flag in o.SELECTION if flag[0] in ("acquisition", "candidates"
 MACHINE = [flag for flag in o.MACHINE if flag[0] != "seed"]
 
 
-@o.configured(DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, SIZES, o.OPTIMISER, MACHINE, noise=0.1)
+@o.configured(DATA, o.PROXY, o.MODEL, o.HOLDOUT_MODEL, SIZES, o.OPTIMISER, MACHINE, noise=None)
 def compare(
     config: RunConfig,
     method: Annotated[

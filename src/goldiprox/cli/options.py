@@ -31,7 +31,12 @@ DATA: list[Flag] = [
     ("image_size", str | None, None, "Of your own images: crop and resize to this, 64 or 48x64 (height x width)."),
     ("data_seed", int, 0, "Seed of split and damage; the same in every command."),
     ("holdout", float, 0.5, "Share of the data that is held out."),
-    ("noise", float | None, 0.0, "Share of training labels to corrupt (run: 0.1 of built-in data, none of yours)."),
+    (
+        "noise",
+        float | None,
+        0.0,
+        "Share of training labels to corrupt (run, compare: 0.1 of built-in data).",
+    ),
     ("noise_kind", str, "uniform", "uniform, class or instance."),
     ("holdout_noise", float, 0.0, "Share of holdout labels to corrupt."),
     ("white_noise", float, 0.0, "Share of training inputs to replace by noise."),

@@ -8,6 +8,7 @@ from goldiprox.data.batch import iterate as iterate
 from goldiprox.data.batch import map_tensors as map_tensors
 from goldiprox.data.batch import unwrap as unwrap
 from goldiprox.data.exchange import exchange as exchange
+from goldiprox.data.fingerprint import damage_in_words as damage_in_words
 from goldiprox.data.fingerprint import fingerprint as fingerprint
 from goldiprox.data.fingerprint import labels_of as labels_of
 from goldiprox.data.fingerprint import require_fingerprint as require_fingerprint

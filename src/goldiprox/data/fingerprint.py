@@ -12,6 +12,8 @@ from goldiprox.errors import DataError, FingerprintMismatch
 from goldiprox.randomness import seeded
 
 NUM_SAMPLED = 1_000
+DAMAGE = ("noise", "holdout_noise", "white_noise", "duplicates")
+"""What a data configuration may ask for."""
 _LABEL_ATTRIBUTES = ("targets", "labels", "y")
 _LABEL_COLUMNS = ("labels", "label", "targets", "target", "y")
 
@@ -19,14 +21,16 @@ _LABEL_COLUMNS = ("labels", "label", "targets", "target", "y")
 def fingerprint(data: Any) -> str:
     """A hash over length, labels and items.
 
-    In order of preference: the data set's own ``fingerprint()``; every byte of what is in memory (`TensorData`,
-    `TensorDataset`); else the length, all labels where an attribute (or a column) gives them, and a fixed sample of
-    `NUM_SAMPLED` items. Of a Hugging Face `datasets.Dataset` the rows as they are stored, whatever format or transform
-    is set on it.
+    In order of preference: the data set's own ``fingerprint()``; that of the data set it is a copy of; every byte of
+    what is in memory (`TensorData`, `TensorDataset`); else the length, all labels where an attribute (or a column)
+    gives them, and a fixed sample of `NUM_SAMPLED` items. Of a Hugging Face `datasets.Dataset` the rows as they are
+    stored, whatever format or transform is set on it.
     """
     data = unformatted(unwrap(data))
     if callable(own := getattr(data, "fingerprint", None)):
         return str(own())
+    if original := getattr(data, "copy_of", ""):
+        return str(original)
     digest = hashlib.sha256(b"goldiprox fingerprint 1\n")
     digest.update(len(data).to_bytes(8, "little"))
     if callable(parts := getattr(data, "hashed_parts", None)):
@@ -80,6 +84,20 @@ def labels_of(data: Any) -> np.ndarray | None:
             if values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
                 return values.astype(np.int64)
     return None
+
+
+def damage_in_words(config: Mapping[str, Any]) -> str:
+    """What the header of a file says was done to its data on purpose, and how to have the same; else nothing."""
+    settings = config.get("data")
+    settings = settings if isinstance(settings, Mapping) else {}  # a stranger's file may say anything
+    done = ", ".join(f"{name} {settings[name]}" for name in DAMAGE if settings.get(name))
+    if not done:
+        return ""
+    same = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value)
+    return (
+        f"Its data was damaged on purpose ({done.replace('_', ' ')}): prepare(DataConfig({same})).data of "
+        f"goldiprox.prepare is the same. "
+    )
 
 
 def require_fingerprint(data: Any, expected: Mapping[str, Any], what: str, hint: str = "") -> None:

@@ -30,6 +30,7 @@ class TensorData(Dataset):
         show: For reports, how an input as it is stored reads where it is neither an image nor a row of figures:
             ``lambda tokens: tokenizer.decode(tokens)``, say.
         files: The file of each example, where each has one; for lists of suspects.
+        copy_of: The fingerprint of another data set that this one is a copy of, and is to be known by.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class TensorData(Dataset):
         class_names: tuple[str, ...] = (),
         show: Callable[[Tensor], str] | None = None,
         files: tuple[str, ...] = (),
+        copy_of: str = "",
     ):
         if len(x) != len(y):
             raise DataError(f"{name}: {len(x):,} inputs but {len(y):,} targets")
@@ -56,7 +58,7 @@ class TensorData(Dataset):
             raise DataError(f"{name}: give both mean and std, or neither")
         self.x, self.y = x, y
         self.num_classes, self.mean, self.std = num_classes, mean, std
-        self.name, self.class_names, self.show, self.files = name, class_names, show, files
+        self.name, self.class_names, self.show, self.files, self.copy_of = name, class_names, show, files, copy_of
         last = x.ndim == 4 and x.shape[1] > 1 and x.is_contiguous(memory_format=torch.channels_last)
         # Rows are taken from memory as it lies: indexing a view with channels last would undo that.
         self._rows = x.permute(0, 2, 3, 1) if last and not x.is_contiguous() else x
@@ -116,13 +118,13 @@ class TensorData(Dataset):
         """
         if self.x.ndim != 4:
             raise DataError(f"{self.name}: inputs of shape {self.input_shape} have no channels to put last")
-        return self.replace(x=self.x.contiguous(memory_format=torch.channels_last))
+        return self.replace(x=self.x.contiguous(memory_format=torch.channels_last), copy_of=self.copy_of)
 
     def to(self, device: torch.device | str) -> "TensorData":
         device = torch.device(device)
         if self.x.device == device:
             return self
-        return self.replace(x=self.x.to(device), y=self.y.to(device))
+        return self.replace(x=self.x.to(device), y=self.y.to(device), copy_of=self.copy_of)
 
     def resident(self, device: torch.device | str) -> "TensorData":
         """This data on a device, copied there once, if it takes at most half of what is free there; else as it is."""
@@ -141,8 +143,10 @@ class TensorData(Dataset):
         return vars(self) | {"_copies": {}, "show": None, "files": ()}
 
     def replace(self, **changes: Any) -> "TensorData":
-        """A copy with some of its parts exchanged."""
+        """A copy with some of its parts exchanged; with other content it is a data set of its own."""
         kept = ("x", "y", "num_classes", "mean", "std", "name", "class_names", "show", "files")
+        if not changes.keys() & {"x", "y", "mean", "std"}:
+            kept = (*kept, "copy_of")
         return TensorData(**({k: getattr(self, k) for k in kept} | changes))
 
     @property

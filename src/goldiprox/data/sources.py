@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.csv as csv
 import torch
 
+from goldiprox.data.fingerprint import fingerprint
 from goldiprox.data.folders import Part, find_parts, has_images, read_parts, stratified
 from goldiprox.data.images import Size, parse_size
 from goldiprox.data.parquet import read_images
@@ -304,8 +305,17 @@ def _own(name: str, pair: Any) -> Source:
         return pair
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ConfigError(f"{name} must return a pair (train, test) of data sets; it returned {type(pair).__name__}")
-    train = as_resident(pair[0], name)
-    return Source(train, as_resident(pair[1], name, num_classes=train.num_classes))
+    train = _copied(pair[0], name)
+    return Source(train, _copied(pair[1], name, num_classes=train.num_classes))
+
+
+def _copied(data: Any, name: str, **settings: Any) -> TensorData:
+    """In memory, and known by the fingerprint that the data set has itself: files serve in one's own loop as well."""
+    copy = as_resident(data, name, **settings)
+    try:
+        return copy if copy is data else copy.replace(copy_of=fingerprint(data))
+    except DataError:  # it draws its items anew whenever they are read: the copy holds one draw
+        return copy
 
 
 def _find(name: str, data_dir: Path | None) -> Path:
