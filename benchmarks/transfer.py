@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from goldiprox import HoldoutConfig, TrainingConfig
-from goldiprox.artifacts import JsonLines, check_folder
+from goldiprox.artifacts import check_folder
 from goldiprox.cli.console import Bars
 from goldiprox.compare.methods import Method, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import trials
+from goldiprox.outputs import JsonLines
 from goldiprox.prepare import DataConfig
 from goldiprox.settings import RunConfig
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from goldiprox import artifacts, lazy, messages
-from goldiprox.artifacts import Header, Table, TableWriter, save_weights
+from goldiprox import artifacts, lazy, messages, outputs
+from goldiprox.artifacts import Header, Table, TableWriter
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
@@ -20,6 +20,7 @@ from goldiprox.errors import (
     UnsupportedFormat,
     WrongKind,
 )
+from goldiprox.outputs import save_weights
 
 DATA = {"fingerprint": "sha256:0", "length": 100}
 
@@ -279,8 +280,8 @@ def test_the_order_of_columns_is_part_of_the_header(tmp_path):
 
 def test_what_is_not_finite_is_null_in_json(tmp_path):
     value = {"a": [float("nan"), 1.5], "b": {"c": float("inf")}}
-    artifacts.write_json(tmp_path / "a.json", value)
-    with artifacts.JsonLines(tmp_path / "a.jsonl") as lines:
+    outputs.write_json(tmp_path / "a.json", value)
+    with outputs.JsonLines(tmp_path / "a.jsonl") as lines:
         lines(value)
     for name in ("a.json", "a.jsonl"):
         assert json.loads((tmp_path / name).read_text()) == {"a": [None, 1.5], "b": {"c": None}}

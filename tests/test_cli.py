@@ -378,19 +378,71 @@ def test_existing_outputs_are_refused_and_left_alone(goldiprox, tmp_path):
 
 def test_force_replaces_a_run_only_when_the_new_one_is_complete(goldiprox, tmp_path):
     assert goldiprox("run", *SMALL, "--out", "r", "--acquisition", "entropy")[0] == 0
-    (tmp_path / "r" / "mine.txt").write_text("mine")
+    mine = ("mine.txt", "package.json", "other.arrow", "weights.safetensors")
+    for name in mine:
+        (tmp_path / "r" / name).write_text("mine")
     (tmp_path / "r" / "tracking" / "tensorboard").mkdir(parents=True)  # curves of the run that is replaced
     digest = gp.Sequence.open("r/sequence.arrow").digest
     code, _, err = goldiprox("run", *SMALL, "--out", "r", "--force", "--lr", "1e30")
     assert code == 1, err
     assert "not finite" in err
-    assert gp.Sequence.open("r/.replaced/sequence.arrow").digest == digest
-    assert (tmp_path / "r" / ".replaced" / "tracking" / "tensorboard").is_dir()
-    (tmp_path / "r" / "tracking").mkdir()  # of the failed try
+    assert gp.Sequence.open("r/sequence.arrow").digest == digest  # as if it had not been tried
+    assert (tmp_path / "r" / "tracking" / "tensorboard").is_dir()
+    assert not (tmp_path / "r" / ".replaced").exists()
     assert goldiprox("run", *SMALL, "--out", "r", "--force")[0] == 0
     names = {p.name for p in (tmp_path / "r").iterdir()}
-    assert "mine.txt" in names
+    assert names.issuperset(mine)
     assert not names & {".replaced", "model-entropy.safetensors", "tracking"}
+
+
+def test_a_run_that_fails_at_once_leaves_nothing_in_the_way(goldiprox, tmp_path):
+    for out in (["--out", "e"], []):
+        code, _, err = goldiprox("run", *SMALL, "--no-cleaned", "--mixup", "off", "--holdout", "0.0005", *out)
+        assert code in (1, 2)
+        assert "too small" in err
+    assert not list(tmp_path.glob("e/*"))
+    assert not list(tmp_path.glob("runs/*"))
+    assert goldiprox("run", *SMALL, "--out", "e", "--acquisition", "uniform")[0] == 0
+
+
+def test_force_never_replaces_what_a_run_is_made_from(goldiprox, tmp_path):
+    assert goldiprox("select", *QUICK, "--acquisition", "loss", "--noise", "0")[0] == 0
+    before = (tmp_path / "sequence.arrow").read_bytes()
+    code, _, err = goldiprox("train", "--model", "mlp128", "--out", ".", "--force", "--device", "cpu")
+    assert code == 1
+    assert "would be replaced with the run there; choose another --out" in err
+    assert (tmp_path / "sequence.arrow").read_bytes() == before
+
+
+@pytest.mark.parametrize("out", [".", "/", ""])
+@pytest.mark.parametrize("command", [["irreducible"], ["select", "--acquisition", "loss"]])
+def test_a_folder_is_no_name_of_a_file(goldiprox, command, out):
+    code, _, err = goldiprox(*command, *QUICK[2:], "--out", out)
+    assert code == 1
+    assert "is a folder; give the name of a file" in err
+
+
+def test_an_acquisition_with_the_name_of_a_baseline_stands_beside_it(goldiprox, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def uniform(c):\n    return -c.loss\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, err = goldiprox("run", *SMALL, "--acquisition", "mine:uniform", "--out", "a-mine:uniform", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert list(result["results"]) == ["mine.uniform", "uniform", "loss"]
+    assert result["corrupted"]["mine.uniform"] != result["corrupted"]["uniform"]
+    assert (tmp_path / "a-mine:uniform" / "model-uniform.safetensors").exists()
+    assert result["report"] is not None, err  # a colon in the folder's name is no address
+
+
+def test_json_is_strict(goldiprox):
+    assert goldiprox("select", *QUICK, "--acquisition", "loss", "--temperature", "inf")[0] == 0
+    code, out, _ = goldiprox("inspect", "sequence.arrow", "--json")
+    assert code == 0
+
+    def refuse(name):
+        raise ValueError(name)
+
+    assert json.loads(out, parse_constant=refuse)
 
 
 def test_data_of_ones_own_that_does_not_fit_together(goldiprox, tmp_path):

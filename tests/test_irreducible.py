@@ -12,6 +12,7 @@ from goldiprox.crossfit import JUDGES
 from goldiprox.errors import (
     ConfigError,
     CorruptFile,
+    DataError,
     FingerprintMismatch,
     MissingIrreducible,
     ModelMismatch,
@@ -301,6 +302,54 @@ def test_what_makes_models_gets_the_number_of_a_fold(blobs, split):
         gp.irreducible_losses(make_mlp(), blobs, split)  # type: ignore[arg-type]
 
 
+class Renumbered(torch.utils.data.Dataset):
+    """Labels at hand count from 1, those of items from 0."""
+
+    def __init__(self, blobs):
+        self.blobs, self.targets = blobs, (blobs.labels + 1).tolist()
+
+    def __len__(self):
+        return len(self.blobs)
+
+    def __getitem__(self, id):
+        x, y = self.blobs[id]
+        return x, int(y)
+
+
+def test_labels_at_hand_that_are_not_those_of_items(blobs, split):
+    data = Renumbered(blobs)
+    same, *_ = gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+    table, *_ = gp.irreducible_losses(make_mlp, data, split, config=fast())
+    assert torch.equal(table.values.nan_to_num(), same.values.nan_to_num())  # four outputs are enough for four classes
+    with pytest.raises(DataError, match=r"example \d+ has label \d at hand .* and gives \d as an item"):
+        gp.irreducible_losses(make_mlp, data, split, config=fast(cleaned=True))
+    with pytest.raises(DataError, match="as an item"):
+        gp.find_suspects(table, data)
+    data.targets = blobs.labels.tolist()
+    assert len(gp.find_suspects(table, data)) == len(table.ids)
+
+
+def test_what_judges_cannot_judge_is_refused_before_they_are_trained(blobs, split):
+    def made(fold):
+        raise AssertionError("a model was made")
+
+    def squared(output, y):
+        return (output[:, 0] - y).square()
+
+    with pytest.raises(ConfigError, match="use cleaned=False"):
+        gp.irreducible_losses(made, blobs, split, config=fast(cleaned=True), loss=squared)
+    one = blobs.replace(y=torch.zeros(400, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="single class"):
+        gp.irreducible_losses(made, one, split, config=fast(cleaned=True))
+
+
+def test_a_holdout_of_which_too_little_is_left(blobs, monkeypatch):
+    split = gp.holdout_split(400, blobs.labels, holdout=0.04)
+    monkeypatch.setattr(crossfit, "contradicted", lambda table, labels: np.arange(len(table.ids)) > 2)
+    with pytest.raises(ConfigError, match="of 16 labels to learn from, .* contradict 13: 3 are too few"):
+        gp.irreducible_losses(make_mlp, blobs, split, config=fast(cleaned=True))
+
+
 def test_a_holdout_model_that_has_learnt_nothing_is_named(blobs, split, caplog):
     class Constant(nn.Module):
         def __init__(self):
@@ -310,9 +359,9 @@ def test_a_holdout_model_that_has_learnt_nothing_is_named(blobs, split, caplog):
         def forward(self, x):
             return self.bias.expand(len(x), 4)
 
-    gp.irreducible_losses(make_mlp, blobs, split, config=fast())
+    gp.irreducible_losses(make_mlp, blobs, split, config=fast(inner=0.2))
     assert not caplog.records
-    gp.irreducible_losses(lambda fold: Constant(), blobs, split, config=fast())
+    gp.irreducible_losses(lambda fold: Constant(), blobs, split, config=fast(inner=0.2))
     assert "learnt nothing" in caplog.text
 
 

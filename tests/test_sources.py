@@ -113,6 +113,7 @@ def test_data_of_the_users_own(tmp_path, monkeypatch):
                 def __getitem__(self, i): return torch.tensor([float(i), 1.0]), i % 3
             def load(): return Rows(30), Rows(9)
             def wrong(): return 5
+            def named(): return [(torch.zeros(2), "cat"), (torch.ones(2), "dog")], []
             def ragged(): return [(torch.zeros(i + 1), 0) for i in range(3)], []
         """)
     )
@@ -123,6 +124,8 @@ def test_data_of_the_users_own(tmp_path, monkeypatch):
     assert len(test) == 9
     with pytest.raises(ConfigError, match=r"must return a pair \(train, test\)"):
         gp.load("own_data:wrong")
+    with pytest.raises(DataError, match=r"example 0 does not become numbers .* 'cat'.*integers 0\.\.k-1"):
+        gp.load("own_data:named")
     with pytest.raises(DataError, match="example 1 has shape"):
         gp.load("own_data:ragged")
     with pytest.raises(UnknownName, match="Did you mean 'load'"):

@@ -20,6 +20,17 @@ def test_what_is_kept_comes_back(tmp_path):
     assert kept.arrays["a"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".arrow"])
+def test_a_run_of_which_a_file_is_gone_is_made_again(tmp_path, suffix):
+    store = Store(tmp_path, CPU)
+    key = store.key("select", {})
+    store.path(key, ".arrow").write_bytes(b"recorded")
+    store.put(key, {}, Kept({}, {"a": np.arange(3)}, store.path(key, ".arrow")))
+    assert store.get(key) is not None
+    store.path(key, suffix).unlink()
+    assert store.get(key) is None
+
+
 def test_every_setting_and_the_version_of_runs_make_another_key(tmp_path, monkeypatch):
     store = Store(tmp_path, CPU)
     keys = [store.key("a", {"x": 1}), store.key("a", {"x": 2}), store.key("b", {"x": 1})]

@@ -280,7 +280,7 @@ def test_only_the_training_side_is_selected_from(blobs):
 
 
 def test_evaluations_follow_their_schedule_and_are_written(blobs, irreducible, tmp_path):
-    from goldiprox.artifacts import JsonLines
+    from goldiprox.outputs import JsonLines
 
     with JsonLines(tmp_path / "m.jsonl") as metrics:
         recording = gp.record(
@@ -771,6 +771,11 @@ def test_recording_and_training_at_once_is_recording_and_then_replaying(tmp_path
     assert history.steps == recording.steps == 30
     gp.replay(again, blobs, gp.Sequence.open(tmp_path / "s.arrow", data=blobs), config=SETTINGS["config"])
     assert same_weights(model, again)
+
+
+def test_a_model_cannot_train_beside_a_proxy_that_is_not_there(blobs):
+    with pytest.raises(ConfigError, match="no proxy"):
+        gp.record_and_train(None, make_mlp(), blobs, acquisition=gp.uniform, candidates=8, keep=2, steps=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["record", "record_many", "record_and_train"])

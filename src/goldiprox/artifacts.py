@@ -8,17 +8,14 @@ import bisect
 import functools
 import importlib.metadata
 import json
-import math
 import os
 import platform
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from goldiprox._version import __version__
 from goldiprox.errors import (
@@ -52,15 +49,11 @@ from goldiprox.storage import (
     GrowingFile,
     is_being_written,
     partial_path,
-    publish,
     read_file,
-    sync,
-    write_atomically,
-    writing,
 )
 
 if TYPE_CHECKING:  # whoever only reads a file needs no torch
-    from torch import nn
+    pass
 
 FORMAT = 1
 _BLOCK = 2**20
@@ -136,12 +129,8 @@ def id_type(length: int) -> str:
 
 def check_output(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """The path, if it can be written; else an error, before any work is spent on it."""
-    path = Path(path)
+    path = require_file_name(Path(path))
     partial = partial_path(path)
-    if len(partial.name) > 250:
-        raise OutputNotWritable(f"the name {path.name[:40]}... is too long for a file; choose a shorter --out")
-    if path.is_dir():
-        raise OutputExists(f"{path} is a folder; give the name of a file, such as {path / 'out.arrow'}")
     if not force and path.exists():
         raise OutputExists(f"{path} exists; choose another name, or add --force (force=True) to replace it")
     if is_being_written(partial):
@@ -152,6 +141,15 @@ def check_output(path: str | os.PathLike[str], *, force: bool = False) -> Path:
             f"or add --force (force=True) to discard it"
         )
     check_folder(path.parent)
+    return path
+
+
+def require_file_name(path: Path) -> Path:
+    """The path, unless it names a folder, or nothing that could be a file."""
+    if len(path.name) > 240:  # names that are made from it are longer
+        raise OutputNotWritable(f"the name {path.name[:40]}... is too long for a file; choose a shorter --out")
+    if not path.name or path.is_dir():
+        raise OutputExists(f"{path} is a folder; give the name of a file, such as {path / 'out.arrow'}")
     return path
 
 
@@ -388,60 +386,3 @@ def read_start(path: Path, content: memoryview, kind: str | None = None) -> tupl
     if kind is not None and header.kind != kind:
         raise WrongKind(f"{path} is of kind {header.kind!r}, where {kind!r} is expected; give the other file")
     return header, end, seal
-
-
-def write_json(path: Path, value: object) -> None:
-    """A JSON file, written atomically; what is not finite becomes null, which JSON has."""
-    write_atomically(path, (json.dumps(_finite(value), indent=2, allow_nan=False) + "\n").encode())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
-
-
-def save_weights(model: "nn.Module", path: Path) -> None:
-    """A model's weights as safetensors, put under their name in one step."""
-    from safetensors.torch import save_model
-
-    # A folder, because safetensors has a file of its own on the way, which a kill would leave for good.
-    folder = path.with_name(path.name + ".saving")
-    with writing(path):
-        folder.mkdir(exist_ok=True)
-        try:
-            partial = folder / path.name
-            partial.touch()
-            mode = partial.stat().st_mode
-            save_model(model, str(partial))
-            partial.chmod(mode)  # safetensors makes files that nobody else can read
-            sync(partial)
-            publish(partial, path)
-        except SafetensorError as e:
-            raise OutputNotWritable(f"writing {path} failed: {e}") from e
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-class JsonLines:
-    """Writes one JSON object a line, each handed to the system before the call returns; a context manager."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        with writing(path):
-            self._file = path.open("w", encoding="utf-8")
-
-    def __call__(self, record: Mapping[str, object]) -> None:
-        with writing(self.path):
-            self._file.write(json.dumps(_finite(record)) + "\n")
-            self._file.flush()
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from goldiprox.assessment import assess, assess_together, misses_more, sharpened, sharpness, underfit
 from goldiprox.checkpoint import Checkpoints
-from goldiprox.data import iterate, labels_of, unwrap
+from goldiprox.data import iterate, labels_of, require_labels_of_items, unwrap
 from goldiprox.engine import EngineName
 from goldiprox.errors import ConfigError
 from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of, in_precision
@@ -22,9 +22,13 @@ from goldiprox.ledger import Cost
 from goldiprox.loop import OnStep
 from goldiprox.randomness import derive, seeded
 from goldiprox.ranks import Ranks
-from goldiprox.split import Split, digest_ids, k_fold
+from goldiprox.split import Split, digest_ids, holdout_split, k_fold
 
 log = logging.getLogger(__name__)
+Parts: TypeAlias = list[tuple[np.ndarray, np.ndarray]]
+"""What a model learns from, and what it then scores."""
+MIN_INNER = 30
+"""Of fewer examples one or two would decide whether a model knows anything."""
 JUDGES = 1_000
 """The number of the first model that only judges what others are to learn from."""
 
@@ -99,6 +103,12 @@ def irreducible_losses(
                 "cleaned=True, as in HoldoutConfig.robust(), judges labels, and this data set has none at hand: give "
                 "it an attribute `targets` with the class of every example; for other tasks use cleaned=False"
             )
+        if loss is not cross_entropy or len(np.unique(labels)) < 2:
+            raise ConfigError(
+                "cleaned=True, as in HoldoutConfig.robust(), judges labels of two classes or more, by cross-entropy; "
+                "with another loss or a single class use cleaned=False (another loss to learn by alone: training_loss=)"
+            )
+        require_labels_of_items(data, split.train)
         opinions, _, judges, total = irreducible_losses(
             lambda number: make_model(JUDGES + number),
             data,
@@ -117,6 +127,7 @@ def irreducible_losses(
             scoring=scoring,
         )
         doubted = opinions.ids[contradicted(opinions, labels)]
+        _check_enough_is_left(parts, doubted, labels, config)
         ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
         plain, worse = judges[0].underfit, judges[0].blends_worse
         judged = _judged(opinions, judges, ranks)
@@ -216,10 +227,22 @@ def _check_factory(make_model: Callable[[int], nn.Module]) -> None:
         return
 
 
+def _check_enough_is_left(parts: Parts, doubted: np.ndarray, labels: np.ndarray, config: HoldoutConfig) -> None:
+    for whole, _ in parts:
+        left = np.setdiff1d(whole, doubted)
+        inner = holdout_split(len(left), labels[left], holdout=config.inner).holdout
+        if len(left) < len(whole) and not len(inner):
+            raise ConfigError(
+                f"of {len(whole):,} labels to learn from, models of the other side contradict "
+                f"{len(whole) - len(left):,}: {len(left):,} are too few. Hold out more, or learn from all of them: "
+                f"cleaned=False (--no-cleaned)"
+            )
+
+
 def _warn_if_it_knows_nothing(report: HoldoutReport, labels: np.ndarray | None) -> None:
     """A model that is no better than one answer for all knows nothing of what is predictable."""
     right = report.figures.get("accuracy")
-    if labels is None or right is None or not len(report.inner):
+    if labels is None or right is None or len(report.inner) < MIN_INNER:
         return
     commonest = np.unique(labels[report.inner], return_counts=True)[1].max() / len(report.inner)
     if right <= commonest:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from goldiprox.data import TARGET_KEYS, Batch, TensorData, labels_of, map_tensors, unwrap
+from goldiprox.data import TARGET_KEYS, Batch, TensorData, labels_of, map_tensors, same_labels, unwrap
 from goldiprox.errors import ConfigError, DataError, GoldiproxError, ModelMismatch, UnknownName, some
 from goldiprox.randomness import preserved
 
@@ -172,7 +172,7 @@ def check_model(
         role: What to call the model in a message.
     """
     parts = [batch, batch.take(torch.arange(2))] if batch.num_examples > 2 else [batch]
-    num_classes = _num_classes(data) if loss is cross_entropy else None
+    num_classes = _num_classes(data, batch) if loss is cross_entropy else None
     with preserved(device_of(model)), evaluating(model), torch.no_grad():
         for part in parts:
             _check_broadcast(_tried(model, part, loss, forward, role, num_classes), part.y, loss)
@@ -231,13 +231,13 @@ def _check_broadcast(output: Any, y: Any, loss: PerExampleLoss) -> None:
         )
 
 
-def _num_classes(data: Any) -> int | None:
-    """How many classes the labels of a data set need, where they are at hand."""
+def _num_classes(data: Any, batch: Batch) -> int | None:
+    """How many classes the labels of a data set need, where they are at hand, and those that items give."""
     data = unwrap(data)
     if isinstance(data, TensorData):
         return data.num_classes
     labels = None if data is None else labels_of(data)
-    if labels is None or not len(labels):
+    if labels is None or not len(labels) or not same_labels(labels, batch):
         return None
     if labels.min() < 0:
         bad = (labels < 0).nonzero()[0].tolist()

@@ -78,7 +78,7 @@ class Moments:
     @classmethod
     def open(cls, path: Path) -> "Moments":
         try:
-            table = pq.read_table(path, columns=["step", "id", "loss"])
+            table = pq.read_table(path.resolve(), columns=["step", "id", "loss"])
             step, id, loss = (table.column(name).to_numpy() for name in ("step", "id", "loss"))
             steps, ids = np.unique(step), np.unique(id)
             whole = len(step) == len(steps) * len(ids) and np.issubdtype(ids.dtype, np.integer)

@@ -1,7 +1,7 @@
 """The whole experiment: holdout model, proxy, sequence, large model, and its baselines, in one folder."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from torch import nn
 from goldiprox import tracking
 from goldiprox.acquisition import loss, uniform
 from goldiprox.analysis import coverage_over_time, share, share_over_time, speedup
-from goldiprox.artifacts import JsonLines, check_folder, save_weights, versions, write_json
+from goldiprox.artifacts import check_folder, versions
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
 from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
@@ -24,6 +24,7 @@ from goldiprox.ledger import Cost
 from goldiprox.loop import History, OnRecord
 from goldiprox.models import count_parameters
 from goldiprox.moments import KEY, Moments, watched_ids
+from goldiprox.outputs import JsonLines, save_weights, write_json
 from goldiprox.recording import Recording
 from goldiprox.rehearsal import best, too_small
 from goldiprox.sequence import Sequence
@@ -32,11 +33,22 @@ from goldiprox.stages import Progress, Stages
 from goldiprox.storage import copy_atomically, is_being_written
 
 TRACKING = "tracking"
+BASELINES = (uniform, loss)
 OURS = (
-    "*.arrow",
-    "*.arrow.partial",
-    "*.safetensors",
-    "*.json",
+    "config.json",
+    "result.json",
+    "curves.json",
+    "irreducible.arrow",
+    "irreducible.arrow.partial",
+    "sequence.arrow",
+    "sequence.arrow.partial",
+    "sequence-*.arrow",
+    "sequence-*.arrow.partial",
+    "il_model.safetensors",
+    "il_model-*.safetensors",
+    "proxy.safetensors",
+    "model.safetensors",
+    "model-*.safetensors",
     "metrics.jsonl",
     "truth.parquet",
     "losses.parquet",
@@ -45,6 +57,7 @@ OURS = (
     "corrupted.png",
     TRACKING,
 )
+"""What runs leave in their folder, and nothing else: what a new one in their place sets aside, and removes."""
 REPLACED = ".replaced"
 CHECKPOINTS = ".checkpoint"
 
@@ -59,11 +72,13 @@ def run_folder(
     resume: bool = False,
     every: float = SECONDS,
     stop: Callable[[], bool] = lambda: False,
+    reads: Seq[Path] = (),
 ) -> Iterator[tuple[Path, Checkpoints]]:
     """The folder of a run and its checkpoints: the one asked for, or one under runs/.
 
     A folder that holds an unfinished run with the same settings is continued. Else the one asked for must be empty;
-    with `force`, the files of an older run there are set aside, and removed when the code inside is done.
+    with `force`, the files of an older run there are set aside, and removed when the code inside is done. Where that
+    fails before anything was saved to go on from, all is as it was.
 
     Args:
         out: The folder; None takes the next free number under runs/.
@@ -73,17 +88,32 @@ def run_folder(
         resume: There must be an unfinished run; without `out`, the last one under runs/.
         every: Seconds between checkpoints.
         stop: Whether to save and stop.
+        reads: Files that the run is made from, which it must not replace.
     """
     if resume and force:
         raise ConfigError("--resume continues what is there, --force starts over; choose one")
     folder = Path(out) if out is not None else _numbered_folder(name, last=resume)
     if resume and not is_unfinished(folder / CHECKPOINTS):
         raise MissingFile(f"{folder} holds no unfinished run; leave out --resume to begin one")
+    is_new = out is None or not folder.exists()
     _check_given(folder, force=force)
-    with Checkpoints(folder / CHECKPOINTS, every=every, settings=settings, force=force, stop=stop) as checkpoints:
-        if not checkpoints.continues:
-            _set_aside(folder)
-        yield folder, checkpoints
+    if lost := {p.resolve() for p in reads} & {p.resolve() for p in _ours(folder)}:
+        raise OutputExists(
+            f"{min(lost)} lies in {folder}, and would be replaced with the run there; choose another --out"
+        )
+    begun = False
+    try:
+        with Checkpoints(folder / CHECKPOINTS, every=every, settings=settings, force=force, stop=stop) as checkpoints:
+            if not checkpoints.continues:
+                _set_aside(folder)
+                begun = True
+            yield folder, checkpoints
+    except Exception:
+        if begun and not is_unfinished(folder / CHECKPOINTS):
+            _put_back(folder)
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+        raise
     shutil.rmtree(folder / REPLACED, ignore_errors=True)
 
 
@@ -105,12 +135,29 @@ def _check_given(folder: Path, *, force: bool) -> None:
         raise OutputInUse(f"another process is writing {busy[0]}; wait until it is done, or choose another --out")
 
 
-def _set_aside(folder: Path) -> None:
-    ours = [p for pattern in OURS for p in folder.glob(pattern)]
+def _ours(folder: Path) -> list[Path]:
+    return [p for pattern in OURS for p in folder.glob(pattern)]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _put_back(folder: Path) -> None:
+    """Takes a failed run away, and what it was to replace from where it was set aside."""
+    _remove(_ours(folder))
     aside = folder / REPLACED
-    if aside.exists():  # the last complete run is there; what lies here is a failed try at replacing it
-        for path in ours:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if aside.exists():
+        for path in aside.iterdir():
+            path.replace(folder / path.name)
+        aside.rmdir()
+
+
+def _set_aside(folder: Path) -> None:
+    ours, aside = _ours(folder), folder / REPLACED
+    if aside.exists():  # the last complete run is there; what lies here is a try at replacing it that was killed
+        _remove(ours)
     elif ours:
         aside.mkdir()
         for path in ours:
@@ -195,12 +242,14 @@ def _run_stages(
         save_weights(proxy, folder / "proxy.safetensors")
     sequence = Sequence.open(path, data=stages.data)
     method = by.rpartition(":")[2]
+    if by != method and method in {baseline.__name__ for baseline in BASELINES}:
+        method = by.replace(":", ".")  # one of the user's own, that bears the name of a baseline
     histories: dict[str, History] = {}
     picks = {method: stages.ordered(sequence).ids}  # as the model comes to see them
     probe = None if proxy is None else stages.probe(watched, selected.history, table)
     histories[method], model = stages.train(sequence, on_record=logger(method), probe=probe)
     save_weights(model, folder / f"model-{method}.safetensors")
-    for baseline in (uniform, loss):
+    for baseline in BASELINES:
         name = baseline.__name__
         if name == method:
             continue

@@ -13,8 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from goldiprox.artifacts import check_folder, versions, write_atomically, write_json
+from goldiprox.artifacts import check_folder, versions
+from goldiprox.outputs import write_json
+from goldiprox.storage import write_atomically
 
+FILES = (".npz", ".arrow")
+"""What a run may leave beside its JSON file."""
 RUNS = 8
 """The version of what a run does: raise it with every change there, and older runs are made again."""
 
@@ -75,10 +79,12 @@ class Store:
         about = self.folder / f"{key}.json"
         if not about.exists():
             return None
-        arrays = self.folder / f"{key}.npz"
-        sequence = self.folder / f"{key}.arrow"
+        arrays, sequence = (self.folder / f"{key}{suffix}" for suffix in FILES)
+        content = json.loads(about.read_text())
+        if not all((self.folder / f"{key}{suffix}").exists() for suffix in content.get("files", ())):
+            return None  # somebody has removed some of it
         return Kept(
-            json.loads(about.read_text())["numbers"],
+            content["numbers"],
             dict(np.load(arrays)) if arrays.exists() else {},
             sequence if sequence.exists() else None,
         )
@@ -90,6 +96,7 @@ class Store:
             np.savez_compressed(content, **kept.arrays)  # type: ignore[arg-type]
             write_atomically(self.path(key, ".npz"), content.getvalue())
         about = {"settings": settings, "hardware": hardware(self.device), "versions": versions()}
+        about |= {"files": [suffix for suffix in FILES if self.path(key, suffix).exists()]}
         plain = json.loads(json.dumps(about, default=str))
         write_json(self.path(key, ".json"), plain | {"numbers": kept.numbers})
 

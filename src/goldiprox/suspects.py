@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from goldiprox.acquisition import needs_table
-from goldiprox.data import TensorData, labels_of, unwrap
+from goldiprox.data import TensorData, labels_of, require_labels_of_items, unwrap
 from goldiprox.data.corruption import Truth
 from goldiprox.errors import ConfigError, DataError
 from goldiprox.irreducible import IrreducibleLosses, held_against
@@ -61,6 +61,7 @@ def find_suspects(table: IrreducibleLosses, data: Any) -> Suspects:
             f"{_name(data)} has no class labels to suspect; if its items have, give it an attribute `targets` with the "
             f"class of every example"
         )
+    require_labels_of_items(data, table.ids)
     ids, num_classes = table.ids, getattr(unwrap(data), "num_classes", None) or math.inf
     labels, losses = all_labels[ids], table.values.numpy()[ids].astype(np.float64)
     score, predicted, probability = losses, np.full(len(ids), -1), np.full(len(ids), np.nan)

@@ -240,6 +240,8 @@ def record_and_train(
     """
     if settings.get("checkpoints"):
         raise ConfigError("recording and training at once cannot be continued; use gp.record, then gp.replay")
+    if proxy is None:
+        raise ConfigError("there is no proxy (None) for a model to train beside; use gp.record, then gp.replay")
     settings["num_workers"] = loading_processes(engine, settings.get("num_workers"))
     job = Job(proxy, data, **settings)
     check_model(model, job.example, loss=job.loss, forward=job.forward, data=data)

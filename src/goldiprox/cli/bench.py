@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from goldiprox.artifacts import versions, write_atomically
+from goldiprox.artifacts import versions
 from goldiprox.bench import cpu, files, ranks, scale
 from goldiprox.bench.timing import Measurement
 from goldiprox.cli import options as o
 from goldiprox.cli.console import out, print_json, table
 from goldiprox.errors import UnknownName
+from goldiprox.storage import write_atomically
 
 PROFILES = 12
 

@@ -1,6 +1,5 @@
 """What a person sees: progress and messages on stderr, results on stdout."""
 
-import json
 import shlex
 import shutil
 import sys
@@ -23,6 +22,7 @@ from rich.text import Text
 
 from goldiprox.data.fingerprint import short
 from goldiprox.loop import OnStep
+from goldiprox.outputs import as_json
 
 # Without markup: names of files and messages may hold brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)
@@ -59,7 +59,7 @@ def printable(text: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    out.file.write(json.dumps(value, indent=2) + "\n")
+    out.file.write(as_json(value))
 
 
 def readable(value: Any) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from goldiprox import tracking
 from goldiprox.acquisition import NEEDS_TABLE, needs_proxy
-from goldiprox.artifacts import JsonLines, check_output, save_weights, versions, write_json
+from goldiprox.artifacts import check_output, require_file_name, versions
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, next_command, out, percent, print_json, show_trackers
@@ -23,6 +23,7 @@ from goldiprox.data.sources import SOURCES
 from goldiprox.enough import AUTO, MODEL, PROXY
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.outputs import JsonLines, save_weights, write_json
 from goldiprox.pipeline import TRACKING, run_folder
 from goldiprox.prepare import fitting_sizes
 from goldiprox.ranks import Ranks
@@ -223,6 +224,7 @@ def train(
         resume=resume,
         every=checkpoint_every,
         stop=stop,
+        reads=[sequence],
     ) as (folder, stages.checkpoints):
         tracked = tracking.open_tracker(
             track or (),
@@ -260,6 +262,7 @@ def _checkpoints(
     out_file: Path, config: RunConfig, *, force: bool, resume: bool, every: float, ranks: Ranks | None = None
 ) -> Iterator[Checkpoints]:
     """The checkpoints of a command that writes one file, in a folder beside it."""
+    require_file_name(out_file)
     folder = out_file.with_name(f"{out_file.name}.checkpoint")
     if resume and force:
         raise ConfigError("--resume continues what is there, --force starts over; choose one")

@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from goldiprox.artifacts import check_output, write_atomically
+from goldiprox.artifacts import check_output
 from goldiprox.cli.console import out, percent, print_json, printable, table
 from goldiprox.errors import ConfigError, WrongKind
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.sequence import Sequence
 from goldiprox.settings import RunConfig
 from goldiprox.stages import Stages
+from goldiprox.storage import write_atomically
 from goldiprox.suspects import as_csv, fair_odds, find_suspects, judge, rows, suspected, wrong_share
 
 

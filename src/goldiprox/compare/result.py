@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from goldiprox.analysis import REPLAYS, spearman
-from goldiprox.artifacts import check_folder, versions, write_json
+from goldiprox.artifacts import check_folder, versions
 from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import EVALUATIONS, Plan
@@ -18,6 +18,7 @@ from goldiprox.compare.verdict import Bill, Frontier, below_uniform, interval, j
 from goldiprox.errors import NonFiniteError
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.optim import Schedule
+from goldiprox.outputs import write_json
 from goldiprox.snapshots import compared_ids
 from goldiprox.stages import Progress, Silent
 from goldiprox.store import Runs, hardware

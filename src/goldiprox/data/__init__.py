@@ -12,6 +12,8 @@ from goldiprox.data.fingerprint import damage_in_words as damage_in_words
 from goldiprox.data.fingerprint import fingerprint as fingerprint
 from goldiprox.data.fingerprint import labels_of as labels_of
 from goldiprox.data.fingerprint import require_fingerprint as require_fingerprint
+from goldiprox.data.fingerprint import require_labels_of_items as require_labels_of_items
+from goldiprox.data.fingerprint import same_labels as same_labels
 from goldiprox.data.resident import TensorData as TensorData
 from goldiprox.data.sources import Source as Source
 from goldiprox.data.sources import load as load

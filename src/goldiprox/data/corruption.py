@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
-from goldiprox.artifacts import write_atomically
 from goldiprox.data.resident import TensorData
 from goldiprox.errors import ConfigError, CorruptFile, DataError, UnknownName
 from goldiprox.randomness import derive
+from goldiprox.storage import write_atomically
 
 NoiseKind = Literal["uniform", "class", "instance"]
 
@@ -58,7 +58,7 @@ class Truth:
     def open(cls, path: Path) -> "tuple[Truth, np.ndarray | None]":
         """Reads such a file: the truth, and the labels as they are trained on, where it holds them."""
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path.resolve())
             columns = {name: table.column(name).to_numpy() for name in table.column_names}
             labels, duplicate_of = (
                 columns[name].astype(np.int64, casting="safe") for name in ("label", "duplicate_of")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from goldiprox.data.batch import unwrap
+from goldiprox.data.batch import Batch, iterate, unwrap
 from goldiprox.errors import DataError, FingerprintMismatch
 from goldiprox.randomness import seeded
 
@@ -84,6 +84,30 @@ def labels_of(data: Any) -> np.ndarray | None:
             if values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
                 return values.astype(np.int64)
     return None
+
+
+def require_labels_of_items(data: Any, ids: np.ndarray) -> None:
+    """Raises where the labels that a data set has at hand are not those that its items give: a few are compared."""
+    labels = labels_of(data)
+    if labels is None or hasattr(unwrap(data), "gather"):  # there they are the same by making
+        return
+    few = torch.as_tensor(ids)[:: max(1, len(ids) // 20)]
+    batch = next(iterate(data, [few], device=torch.device("cpu")))
+    if same_labels(labels, batch):
+        return
+    wrong = int(np.flatnonzero(labels[few.numpy()] != batch.y.numpy())[0])
+    raise DataError(
+        f"example {few[wrong]} has label {labels[few[wrong]]} at hand (in targets, labels or y), and gives "
+        f"{batch.y[wrong]} as an item: a target_transform or split=, perhaps. Set the one at hand to what items give"
+    )
+
+
+def same_labels(labels: np.ndarray, batch: Batch) -> bool:
+    """Whether these labels, of a whole data set, are those of a batch; targets that are no classes are not compared."""
+    y = batch.y
+    if not isinstance(y, torch.Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+        return True
+    return bool((torch.as_tensor(labels)[batch.ids.cpu()] == y.cpu()).all())
 
 
 def damage_in_words(config: Mapping[str, Any]) -> str:

@@ -188,8 +188,14 @@ def as_resident(dataset: Any, name: str, *, num_classes: int | None = None) -> T
                 f"(token ids, label). In Python (gp.record, ...) any map-style data set will do"
             )
         x, y = item
-        xs.append(torch.as_tensor(np.asarray(x)))
-        ys.append(torch.as_tensor(y))
+        try:
+            xs.append(torch.as_tensor(np.asarray(x)))
+            ys.append(torch.as_tensor(y))
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise DataError(
+                f"{name}: example {id} does not become numbers ({e}); its target is {y!r:.60}. Give inputs of numbers, "
+                f"and classes as integers 0..k-1"
+            ) from None
         if xs[-1].shape != xs[0].shape:
             raise DataError(
                 f"{name}: example {id} has shape {tuple(xs[-1].shape)}, example 0 {tuple(xs[0].shape)}; "

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from goldiprox.artifacts import check_folder, write_atomically, write_json
+from goldiprox.artifacts import check_folder
+from goldiprox.outputs import write_json
+from goldiprox.storage import write_atomically
 
 
 @dataclass
