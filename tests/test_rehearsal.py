@@ -323,18 +323,20 @@ class TestCompare:
         rehearsed = [{"name": n, "rehearsed": {"reducible_loss": a, "predictability": b}} for n, a, b in seeds]
         made = [each | {"too_small": None} for each in rehearsed]
         assert _taken({"recorded_by": made}) == (
-            "recorded by predictability for 2 of 3 seeds: of what was held out, a small model is right on 60.0% having "
-            "learnt from it, on 50.0% from the one by reducible_loss"
+            "recorded by predictability for 2 of 3 seeds (of what was held out, a small model is right on 65.0% having "
+            "learnt from it, on 45.0% from the one by reducible_loss); by reducible_loss for 1 of 3 seeds (of what was "
+            "held out, a small model is right on 60.0% having learnt from it, on 50.0% from the one by predictability)"
         )
         small = {"name": "reducible_loss", "rehearsed": None, "too_small": 0.9}
         why = (
             "no second one was tried, since a model of the proxy's kind could not tell which is better for a larger "
             "one: as a holdout model it misses 90% as much of what it learnt as of the rest"
         )
-        assert _taken({"recorded_by": [small] * 2}) == f"recorded by reducible_loss for 2 of 2 seeds: {why}"
-        assert _taken({"recorded_by": [made[0], small, small]}).endswith(
-            f"from the one by predictability; {why} (for 2 of 3)"
-        )
+        assert _taken({"recorded_by": [small] * 2}) == f"recorded by reducible_loss for 2 of 2 seeds; {why}"
+        mixed = _taken({"recorded_by": [made[1], small, small]})
+        assert mixed
+        assert mixed.startswith("recorded by reducible_loss for 3 of 3 seeds (for 1 of them of what was held out")
+        assert mixed.endswith(f"from the one by predictability); {why} (for 2 of 3)")
 
     def test_seeds_whose_small_models_cannot_tell_go_by_the_first(self, plan, tmp_path, monkeypatch):
         lab, method = Lab(plan, tmp_path, Silent()), plan.methods[0]

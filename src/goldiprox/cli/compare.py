@@ -219,20 +219,22 @@ def _chosen(gap: dict[str, Any]) -> str:
 def _taken(method: dict[str, Any]) -> str | None:
     """Of two sequences, which was taken for how many seeds, and why; nothing where none other was thought of."""
     seeds = method["recorded_by"]
-    rehearsed = [seed["rehearsed"] for seed in seeds if seed["rehearsed"]]
     small = [seed["too_small"] for seed in seeds if seed["too_small"]]
-    if not rehearsed and not small:
+    if not small and not any(seed["rehearsed"] for seed in seeds):
         return None
-    names = [seed["name"] for seed in seeds]
-    by = max(dict.fromkeys(names), key=names.count)
-    said = [f"recorded by {by} for {names.count(by)} of {len(seeds)} seeds"]
-    if rehearsed:
-        means = {name: sum(each[name] for each in rehearsed) / len(rehearsed) for name in rehearsed[0]}
-        said.append(in_words(by, means, "a small model"))
+    said = []
+    for by in dict.fromkeys(seed["name"] for seed in seeds):
+        own = [seed for seed in seeds if seed["name"] == by]
+        rehearsed = [seed["rehearsed"] for seed in own if seed["rehearsed"]]
+        said.append(f"by {by} for {len(own)} of {len(seeds)} seeds")
+        if rehearsed:
+            means = {name: sum(each[name] for each in rehearsed) / len(rehearsed) for name in rehearsed[0]}
+            some = f"for {len(rehearsed)} of them " * (len(rehearsed) < len(own))
+            said[-1] += f" ({some}{in_words(by, means, 'a small model')})"
     if small:
         some = f" (for {len(small)} of {len(seeds)})" * (len(small) < len(seeds))
         said.append(unasked_in_words(sum(small) / len(small), "a model of the proxy's kind") + some)
-    return f"{said[0]}: {'; '.join(said[1:])}"
+    return f"recorded {'; '.join(said)}"
 
 
 def _made_by(method: dict[str, Any]) -> str:
