@@ -641,7 +641,7 @@ class TestCommand:
         assert _too_good(None, uniform) is None
 
     def test_labels_of_ones_own_are_not_damaged(self, tmp_path, goldiprox, monkeypatch):  # noqa: F811
-        (tmp_path / "mine.py").write_text(
+        (tmp_path / "own_pairs.py").write_text(
             "import numpy as np, torch\n"
             "def load():\n"
             "    y = np.arange(300) % 2\n"
@@ -650,14 +650,14 @@ class TestCommand:
             "    return pairs, pairs[:50]\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
-        flags = ["--data", "mine:load", "--seeds", "1", "--no-itself", "--candidates", "20", "--keep", "5", "--json"]
+        flags = ["--data", "own_pairs:load", "--seeds", "1", "--no-itself", "--candidates", "20", "--keep", "5", "--json"]
         shares = {}
         for name, more in (("mine", []), ("damaged", ["--noise", "0.2"])):
             code, out, err = goldiprox("compare", "--quick", *flags, *more, "--out", tmp_path / name)
             assert code == 0, err
             shares[name] = json.loads(out)["corrupted"]["training side"]
         assert shares["mine"] == 0 < shares["damaged"]
-        sys.modules.pop("mine", None)
+        sys.modules.pop("own_pairs", None)
 
     def test_quick(self, tmp_path, goldiprox):  # noqa: F811
         code, out, _ = goldiprox("compare", "--quick", "--out", tmp_path / "c", "--json")

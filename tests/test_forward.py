@@ -104,6 +104,12 @@ def test_inputs_of_several_parts_that_a_model_does_not_take():
             gp.record(model, Texts(), acquisition=gp.loss, candidates=8, keep=2, steps=1)
 
 
+def test_tokens_that_a_model_does_not_read():
+    tokens = gp.TensorData(torch.randint(0, 9, (40, 5)), torch.arange(40) % 4, num_classes=4)
+    with pytest.raises(ModelMismatch, match=r"int64 \(\d+, 5\).*name one that does"):
+        gp.record(nn.Linear(5, 4), tokens, acquisition=gp.loss, candidates=8, keep=2, steps=1)
+
+
 def test_what_is_no_image_is_not_augmented():
     blobs = make_blobs()
     split = gp.holdout_split(len(blobs), blobs.labels)

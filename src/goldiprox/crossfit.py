@@ -92,6 +92,8 @@ def irreducible_losses(
     ranks = Ranks.of(group)
     if ranks and scoring:
         raise ConfigError("score with a process group or elsewhere, not both: give group or scoring")
+    how: dict[str, Any] = {"loss": loss, "training_loss": training_loss, "forward": forward}
+    how |= {"num_workers": num_workers, "engine": engine, "on_step": on_step}
     doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     plain: float | None = None
     worse: bool | None = None
@@ -115,13 +117,8 @@ def irreducible_losses(
             split if num_folds else Split(split.holdout, split.train),
             num_folds=num_folds,
             config=replace(config, cleaned=False),
-            loss=loss,
-            training_loss=training_loss,
-            forward=forward,
             seed=derive("judges", seed),
-            num_workers=num_workers,
-            engine=engine,
-            on_step=on_step,
+            **how,
             checkpoints=checkpoints and checkpoints.part("judges"),
             group=group,
             scoring=scoring,
@@ -150,13 +147,8 @@ def irreducible_losses(
                 learn,
                 config=replace(config, mixup=way),
                 training_side=target,
-                loss=loss,
-                training_loss=training_loss,
-                forward=forward,
                 seed=derive("fold", seed, number),
-                num_workers=num_workers,
-                engine=engine,
-                on_step=on_step,
+                **how,
                 checkpoints=checkpoints and checkpoints.part(f"model-{number}{'-mixup' * (way == 'on')}"),
             )
             total.merge(report.cost)

@@ -185,8 +185,11 @@ def _tried(
     try:
         output = forward(model, batch.x)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as e:
-        parts = isinstance(batch.x, dict | tuple | list)
-        remedy = ". Inputs of several parts reach a model as they are: say how it is called with forward=" * parts
+        remedy = ""
+        if isinstance(batch.x, dict | tuple | list):
+            remedy = ". Inputs of several parts reach a model as they are: say how it is called with forward="
+        elif isinstance(batch.x, Tensor) and not batch.x.is_floating_point():
+            remedy = ". Integers reach a model as they are, and built-in models do not read them: name one that does"
         raise ModelMismatch(
             f"the {role} does not accept the inputs ({_shapes(batch.x)}): {_first_line(e)}{remedy}{_no_target(batch.y)}"
         ) from e
