@@ -425,7 +425,9 @@ def test_a_folder_is_no_name_of_a_file(goldiprox, command, out):
 def test_an_acquisition_with_the_name_of_a_baseline_stands_beside_it(goldiprox, tmp_path, monkeypatch):
     (tmp_path / "own_scores.py").write_text("def uniform(c):\n    return -c.loss\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    code, out, err = goldiprox("run", *SMALL, "--acquisition", "own_scores:uniform", "--out", "a-mine:uniform", "--json")
+    code, out, err = goldiprox(
+        "run", *SMALL, "--acquisition", "own_scores:uniform", "--out", "a-mine:uniform", "--json"
+    )
     assert code == 0, err
     result = json.loads(out)
     assert list(result["results"]) == ["own_scores.uniform", "uniform", "loss"]

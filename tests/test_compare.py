@@ -650,7 +650,18 @@ class TestCommand:
             "    return pairs, pairs[:50]\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
-        flags = ["--data", "own_pairs:load", "--seeds", "1", "--no-itself", "--candidates", "20", "--keep", "5", "--json"]
+        flags = [
+            "--data",
+            "own_pairs:load",
+            "--seeds",
+            "1",
+            "--no-itself",
+            "--candidates",
+            "20",
+            "--keep",
+            "5",
+            "--json",
+        ]
         shares = {}
         for name, more in (("mine", []), ("damaged", ["--noise", "0.2"])):
             code, out, err = goldiprox("compare", "--quick", *flags, *more, "--out", tmp_path / name)
