@@ -405,13 +405,25 @@ def test_a_run_that_fails_at_once_leaves_nothing_in_the_way(goldiprox, tmp_path)
     assert goldiprox("run", *SMALL, "--out", "e", "--acquisition", "uniform")[0] == 0
 
 
+def test_force_replaces_runs_and_nothing_that_looks_like_one(goldiprox, tmp_path):
+    theirs = tmp_path / "pretrained"
+    theirs.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (theirs / name).write_text("theirs")
+    code, _, err = goldiprox("run", *SMALL, "--out", "pretrained", "--force")
+    assert code == 1
+    assert "holds config.json, model.safetensors, but no run that could be replaced: there is no metrics.jsonl" in err
+    assert {p.read_text() for p in theirs.iterdir()} == {"theirs"}
+
+
 def test_force_never_replaces_what_a_run_is_made_from(goldiprox, tmp_path):
-    assert goldiprox("select", *QUICK, "--acquisition", "loss", "--noise", "0")[0] == 0
-    before = (tmp_path / "sequence.arrow").read_bytes()
-    code, _, err = goldiprox("train", "--model", "mlp128", "--out", ".", "--force", "--device", "cpu")
+    assert goldiprox("run", *SMALL, "--acquisition", "uniform", "--out", "r")[0] == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir() if p.is_file()}
+    flags = ("--sequence", "r/sequence.arrow", *NOISY, "--device", "cpu", "--out", "r", "--force")
+    code, _, err = goldiprox("train", "--model", "mlp128", *flags)
     assert code == 1
     assert "would be replaced with the run there; choose another --out" in err
-    assert (tmp_path / "sequence.arrow").read_bytes() == before
+    assert {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir() if p.is_file()} == before
 
 
 @pytest.mark.parametrize("out", [".", "/", ""])

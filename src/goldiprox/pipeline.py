@@ -17,7 +17,7 @@ from goldiprox.analysis import coverage_over_time, share, share_over_time, speed
 from goldiprox.artifacts import check_folder, versions
 from goldiprox.checkpoint import SECONDS, Checkpoints, is_unfinished
 from goldiprox.data import fingerprint
-from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse
+from goldiprox.errors import ConfigError, MissingFile, OutputExists, OutputInUse, some
 from goldiprox.inspection import statistics
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.ledger import Cost
@@ -33,6 +33,7 @@ from goldiprox.stages import Progress, Stages
 from goldiprox.storage import copy_atomically, is_being_written
 
 TRACKING = "tracking"
+METRICS = "metrics.jsonl"
 BASELINES = (uniform, loss)
 OURS = (
     "config.json",
@@ -49,7 +50,7 @@ OURS = (
     "proxy.safetensors",
     "model.safetensors",
     "model-*.safetensors",
-    "metrics.jsonl",
+    METRICS,
     "truth.parquet",
     "losses.parquet",
     "report.html",
@@ -133,6 +134,12 @@ def _check_given(folder: Path, *, force: bool) -> None:
     check_folder(folder)
     if busy := [p for p in folder.glob("*.partial") if is_being_written(p)]:
         raise OutputInUse(f"another process is writing {busy[0]}; wait until it is done, or choose another --out")
+    is_run = unfinished or (folder / METRICS).exists() or (folder / REPLACED).exists()
+    if not is_run and (others := _ours(folder)):  # a model of somebody else's, say
+        raise OutputExists(
+            f"{folder} holds {some(p.name for p in others)}, but no run that could be replaced: there is no {METRICS}; "
+            f"choose another --out"
+        )
 
 
 def _ours(folder: Path) -> list[Path]:
@@ -204,7 +211,7 @@ def run(
         tracked = tracking.open_tracker(
             track, folder / TRACKING, name=folder.name, config=settings, resume=stages.checkpoints.continues
         )
-        with JsonLines(folder / "metrics.jsonl") as metrics, tracked as stages.track:
+        with JsonLines(folder / METRICS) as metrics, tracked as stages.track:
             result, curves = _run_stages(stages, folder, metrics, columns)
         write_json(folder / "result.json", result)
         write_json(folder / "curves.json", curves)
