@@ -251,11 +251,11 @@ class TestRun:
         """A stage that is finished is not repeated."""
         code, whole, _ = command(*self.RUN, "--out", "whole")
         assert code == 0
-        stages = ("irreducible/model-0", "select", "train", "train-uniform", "train-loss")
+        stages = ("irreducible/model-0-mixup", "select", "train", "train-uniform", "train-loss")
         finished = {}
         code = 130
         while code == 130:
-            stopping(60)
+            stopping(90)  # more than a list without a proxy asks, which is made again at each try
             code = command(*self.RUN, "--out", "out")[0]
             begun = [(s, p) for s in stages for p in tmp_path.glob(f"out/.checkpoint/{s}/step-*")]
             for stage, path in begun[:-1]:  # made once and for all
