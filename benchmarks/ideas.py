@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
-from proxies import thin16, thin20
+from proxies import thin16, thin20, thin32
 from torch import Tensor, nn
 
 import goldiprox as gp
@@ -260,7 +260,7 @@ HOLDOUTS |= {"RK": LARGE | {"calibrated": True}}
 HOLDOUTS |= {"T": DECAYED | {"il_model": "thin16"}, "TC": CLEANED | {"il_model": "thin16"}}
 HOLDOUTS |= {f"{letters}A": HOLDOUTS[letters] | {"mixup": "auto"} for letters in ("R", "RC", "D", "C", "T", "TC")}
 HOLDOUTS |= {f"{letters}M": HOLDOUTS[letters] | MIXED for letters in ("R", "RC", "D", "C", "T", "TC")}
-MODELS |= {"thin16": thin16, "thin20": thin20}
+MODELS |= {"thin16": thin16, "thin20": thin20, "thin32": thin32}
 
 
 class World:

@@ -3,14 +3,17 @@
     PYTHONPATH=benchmarks python benchmarks/too_good.py --world clean --seeds 0 1 2 3 4 5 --out too_good.jsonl \
         --lists R10 R10x4 S30a T30a R30a R30ac R30a,rule=heavy:1.5:1.5 uniform
 
-A holdout model by its kind (R: `resnet18`, T: of width 16, S: `small_cnn`), its epochs, and what is done for it: ``a``
-shifts and mirrors its images, ``c`` lets it learn half of the training side too (two models, each judging the half that
-it did not see), ``x4`` takes the mean prediction of four. Another one behind a plus sign says which labels are left
-out: ``R10+R30a``. Then settings as in `ideas.py`. A JSON line for each list, as that writes them.
+A holdout model by its kind (R: `resnet18`, W: of width 32, T: of width 16, S: `small_cnn`), its epochs, and what is
+done for it: ``a`` shifts and mirrors its images, ``c`` lets it learn half of the training side too (two models, each
+judging the half that it did not see), ``p`` takes the mean of its predictions after every epoch (what it learns early
+is easier), ``b32`` learns in batches of 32, ``x4`` takes the mean prediction of four. Another one behind a plus sign
+says which labels are left out: ``R10+R30a``. Then settings as in `ideas.py`. A JSON line for
+each list, as that writes them.
 """
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from goldiprox.irreducible import Rivals, rivals
 from goldiprox.loop import Task, fit_together
 from goldiprox.rules import RULE
 
-KINDS = {"R": "resnet18", "T": "thin16", "S": "small_cnn", "M": "mlp128", "L": "mlp512"}
+KINDS = {"R": "resnet18", "T": "thin16", "S": "small_cnn", "W": "thin32", "M": "mlp128", "L": "mlp512"}
 SIZE = 128
 FIRST = 900
 """The seed of the first model."""
@@ -42,14 +45,17 @@ class Way:
     epochs: int
     augments: bool
     crosses: bool
+    path: bool
+    size: int
     count: int
 
     @classmethod
     def of(cls, text: str) -> "Way":
-        found = re.fullmatch(r"([A-Z])(\d+)(a?)(c?)(?:x(\d+))?", text)
+        found = re.fullmatch(r"([A-Z])(\d+)(a?)(c?)(p?)(?:b(\d+))?(?:x(\d+))?", text)
         assert found, f"{text} is not a way to make holdout models, such as R30a"
-        kind, epochs, augments, crosses, count = found.groups()
-        return cls(KINDS[kind], int(epochs), bool(augments), bool(crosses), int(count or 1))
+        kind, epochs, augments, crosses, path, size, count = found.groups()
+        done = bool(augments), bool(crosses), bool(path)
+        return cls(KINDS[kind], int(epochs), *done, int(size or SIZE), int(count or 1))
 
 
 class Judging(World):
@@ -87,21 +93,25 @@ class Judging(World):
         labels = torch.as_tensor(self.data.labels[inner], device=self.device).long()
         for known, asked in parts:
             models = [self.build(way.kind, FIRST + number) for number in range(way.count)]
-            self._learn(models, known, way)
-            own = self._mean(models, inner, way)
+            both, seen = np.concatenate([inner, asked]), []
+            self._learn(
+                models, known, way, lambda model, both=both, seen=seen: seen.append(self._mean(model, both, way))
+            )
+            last = slice(None) if way.path else slice(-way.count, None)
+            own, said = torch.stack(seen[last]).exp().mean(0).log().split([len(inner), len(asked)])
             sharpness = min(np.arange(0.5, 2.01, 0.05), key=lambda s: nn.functional.cross_entropy(s * own, labels))
-            out[torch.as_tensor(asked)] = (sharpness * self._mean(models, asked, way)).log_softmax(1).cpu()
+            out[torch.as_tensor(asked)] = (sharpness * said).log_softmax(1).cpu()
         return out
 
-    def _learn(self, models: list[nn.Module], ids: np.ndarray, way: Way) -> None:
+    def _learn(self, models: list[nn.Module], ids: np.ndarray, way: Way, look: Callable[[nn.Module], object]) -> None:
         length, labels = len(self.data), torch.as_tensor(self.data.labels, device=self.device).long()
         x = augmented(self.data.x, way.epochs + 1) if way.augments else self.data.x
         numbers = torch.arange(length, device=self.device).repeat(len(x) // length)
         data, tasks = self.data.replace(x=x, y=numbers, num_classes=length), []
         for seed, model in enumerate(models):
-            draw, steps = np.random.default_rng(1000 + seed), len(ids) // SIZE
+            draw, steps = np.random.default_rng(1000 + seed), len(ids) // way.size
             passes = [
-                draw.permutation(ids)[: steps * SIZE].reshape(steps, SIZE) + way.augments * length * (epoch + 1)
+                draw.permutation(ids)[: steps * way.size].reshape(steps, way.size) + way.augments * length * (epoch + 1)
                 for epoch in range(way.epochs)
             ]
             rows = torch.as_tensor(np.concatenate(passes)).to(self.device)
@@ -115,18 +125,20 @@ class Judging(World):
                     config=gp.TrainingConfig(schedule="cosine", precision=self.precision),
                     loss=lambda output, y: nn.functional.cross_entropy(output.float(), labels[y], reduction="none"),
                     seed=seed,
+                    evaluate=lambda model: {"seen": float(look(model) is None)},
+                    eval_every=len(ids) // way.size if way.path else None,
                 )
             )
         fit_together(tasks)
 
     @torch.no_grad()
-    def _mean(self, models: list[nn.Module], ids: np.ndarray, way: Way) -> Tensor:
-        """The logarithm of the mean probability, over models and, where these learnt so, mirrored images."""
+    def _mean(self, model: nn.Module, ids: np.ndarray, way: Way) -> Tensor:
+        """The logarithm of its probabilities; where it learnt so, of their mean over mirrored images."""
         forward, parts = in_precision(call, self.precision), []
         for rows in torch.as_tensor(ids, device=self.device).split(1000):
             x = self.data.gather(rows)[0]
             shown = [x, x.flip(-1)] if way.augments else [x]
-            each = [forward(model.eval(), one).float().softmax(1) for model in models for one in shown]
+            each = [forward(model.eval(), one).float().softmax(1) for one in shown]
             parts.append(torch.stack(each).mean(0).log())
         return torch.cat(parts)
 

@@ -18,7 +18,7 @@ from goldiprox.compare.lab import Lab
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare
-from goldiprox.enough import UNDERFIT, Signs, kinds
+from goldiprox.enough import UNDERFIT, Attempt, Signs, attempts
 from goldiprox.errors import Interrupted, UnknownName
 from goldiprox.irreducible import Rivals
 from goldiprox.ledger import Cost
@@ -52,6 +52,29 @@ def line(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def network(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+def pictures() -> tuple[gp.TensorData, gp.TensorData]:
+    """Crosses, painted: two classes by whether the upper and the lower half are of one brightness, or not."""
+    paint = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(1)) + 0.5
+
+    def painted(part: gp.TensorData) -> gp.TensorData:
+        halves = part.x[:, :, None, None, None].expand(-1, -1, 4, 8, 1).reshape(-1, 1, 8, 8)
+        return gp.TensorData(halves * paint, part.y, num_classes=2, name="pictures")
+
+    return tuple(map(painted, crosses()))  # type: ignore[return-value]
+
+
+def flat(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def thin(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *network((64,), num_classes))
+
+
+def large(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, num_classes))
 
 
 class AsFloats(nn.Linear):
@@ -94,12 +117,29 @@ FLOPS = {"p": 10.0, "m": 100.0, "tiny": 1.0, "mine:net": None}
     ],
 )
 def test_which_holdout_models_are_tried(il_model, model, judged, expected):
-    assert kinds(il_model, "p", model, judged=judged, flops=FLOPS.__getitem__) == expected
+    found = attempts(il_model, "p", model, judged=judged, flops=FLOPS.__getitem__)
+    assert found == [Attempt(name) for name in expected]
+
+
+@pytest.mark.parametrize(
+    ("model", "il_model", "judged", "expected"),
+    [
+        ("m", "auto", True, [Attempt("p"), Attempt("t", moved=True), Attempt("m")]),  # a thin one is known
+        ("mine:net", "auto", True, [Attempt("p"), Attempt("p", moved=True), Attempt("mine:net")]),
+        ("tiny", "auto", True, [Attempt("p")]),
+        ("m", "auto", False, [Attempt("p")]),
+        ("m", "model", True, [Attempt("m")]),
+    ],
+)
+def test_moved_images_are_tried_before_a_large_model(monkeypatch, model, il_model, judged, expected):
+    monkeypatch.setattr(enough, "THIN", {"m": "t"})
+    flops = (FLOPS | {"t": 5.0}).__getitem__
+    assert attempts(il_model, "p", model, judged=judged, moving=True, flops=flops) == expected
 
 
 def test_what_cannot_be_made_is_known_before_anything_is_trained():
     with pytest.raises(KeyError, match="typo"):
-        kinds("auto", "p", "typo", judged=True, flops=FLOPS.__getitem__)
+        attempts("auto", "p", "typo", judged=True, flops=FLOPS.__getitem__)
 
 
 class TestShortcoming:
@@ -162,7 +202,41 @@ class TestShortcoming:
         ],
     )
     def test_the_larger_one_is_trained_once_where_the_holdout_looks_right(self, wrong, of_holdout, blends_worse, once):
-        assert Signs(wrong, 1.0, blends_worse, of_holdout).larger(HOLDOUT) == (ONCE if once else HOLDOUT)
+        assert Signs(wrong, 1.0, blends_worse, of_holdout).then(Attempt("m"), HOLDOUT) == (ONCE if once else HOLDOUT)
+
+    @pytest.mark.parametrize("once", [False, True])
+    def test_one_by_moved_images_learns_them_for_longer_and_no_blends(self, once):
+        how = Signs(0.1, 1.0, None, 0.0 if once else 0.1).then(Attempt("m", moved=True), HOLDOUT)
+        longer = {"max_epochs": 3 * HOLDOUT.max_epochs, "min_steps": 3 * HOLDOUT.min_steps}
+        assert how == replace(ONCE, cleaned=not once, augment="shift+mirror", **longer)
+
+    def test_moved_images_must_be_of_the_same_kind(self):
+        for share, tried in ((None, False), (0.5, False), (0.95, True)):
+            signs = Signs(0.0, 1.0, None, mirrored=share)
+            assert bool(signs.calls_for(Attempt("t", moved=True), Attempt("p"), signs)) == tried
+            assert signs.calls_for(Attempt("m"), Attempt("p"), signs) == signs.shortcoming
+
+    def test_more_examples_are_for_what_lacks_them_and_not_for_what_is_too_small(self):
+        own, moved, like = Attempt("p"), Attempt("p", moved=True), Attempt("t", moved=True)
+
+        def signs(wrong: float, underfit: float) -> Signs:
+            return Signs(wrong, underfit, None, mirrored=1.0)
+
+        def tried(signs: Signs, other: Attempt) -> str:
+            return signs.calls_for(other, own, signs) or ""
+
+        assert "37% as much of what it learnt as of the rest: it lacks examples" in tried(signs(0.0, 0.37), moved)
+        assert tried(signs(0.0, 0.0), moved) == ""  # it misses too few to tell
+        assert "look wrong" in tried(signs(0.1, 0.37), moved)
+        assert tried(signs(0.0, 0.9), moved) == ""
+        assert "as if it were too small" in tried(signs(0.0, 0.9), like)
+        enough_now = replace(signs(0.1, 0.3), moved=True)
+        assert signs(0.1, 0.37).calls_for(Attempt("m"), own, enough_now) is None
+
+    def test_wrong_labels_are_no_reason_for_a_large_one_after_moved_images(self):
+        assert "look wrong" in (Signs(0.1, 0.1, None).shortcoming or "")
+        assert Signs(0.1, 0.1, None, moved=True).shortcoming is None
+        assert "as if it were too small" in (Signs(0.1, 0.9, None, moved=True).shortcoming or "")
 
     @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.4])
     def test_wrong_labels_do_not_make_a_model_too_small(self, wrong):
@@ -311,15 +385,15 @@ class TestRun:
 
     @pytest.mark.parametrize("changes", [{"acquisition": "loss"}, {"holdout": gp.HoldoutConfig(max_epochs=1)}])
     def test_nothing_is_asked_that_nothing_goes_by_or_that_cannot_be_told(self, changes):
-        assert Stages(config(**changes)).holdout_models == ["test_enough:line"]
+        assert Stages(config(**changes)).holdout_models == [Attempt("test_enough:line")]
 
     def test_labels_are_judged_where_some_are_to_be_left_out(self):
         stages = Stages(config(acquisition="loss", trusted=10.0))
-        assert stages.holdout_models == ["test_enough:line", "test_enough:network"]
+        assert stages.holdout_models == [Attempt("test_enough:line"), Attempt("test_enough:network")]
 
     def test_the_paper_has_one_holdout_model(self):
         paper = RunConfig.paper(data=DataConfig("test_enough:crosses"), proxy="test_enough:line")
-        assert Stages(replace(paper, candidates=40, keep=8)).holdout_models == ["test_enough:line"]
+        assert Stages(replace(paper, candidates=40, keep=8)).holdout_models == [Attempt("test_enough:line")]
 
     def test_a_run_says_so(self, tmp_path):
         result = run(config(), str(tmp_path / "r"))
@@ -332,7 +406,7 @@ class TestRun:
 
     def test_a_model_that_is_not_larger_than_its_proxy_is_not_asked(self):
         small = Stages(config(proxy="test_enough:network", model="test_enough:line"))
-        assert small.holdout_models == ["test_enough:network"]
+        assert small.holdout_models == [Attempt("test_enough:network")]
 
     def test_a_large_model_that_cannot_be_made_is_refused_before_anything_is_trained(self, monkeypatch):
         monkeypatch.setattr("goldiprox.stages.irreducible_losses", forbidden)
@@ -354,6 +428,75 @@ class TestRun:
         assert again["sequence"]["digest"] == whole["sequence"]["digest"]
         bills = [result["ledger"]["irreducible"] for result in (again, whole)]
         assert bills[0]["flops"] == bills[1]["flops"]
+
+
+class TestMovedImages:
+    @pytest.fixture(autouse=True)
+    def known(self, monkeypatch):
+        monkeypatch.setattr(enough, "THIN", {"test_enough:large": "test_enough:thin"})
+
+    def config(self, **changes) -> RunConfig:
+        given = {"holdout": replace(HOLDOUT, augment="auto"), "proxy": "test_enough:flat", "model": "test_enough:large"}
+        return config("pictures", **given | changes)
+
+    def test_a_small_model_by_moved_images_comes_before_a_large_one(self):
+        stages = Stages(self.config())
+        table, _, summary = stages.irreducible()
+        assert (summary["name"], summary["augment"], summary["moved"]) == ("test_enough:thin", "shift+mirror", True)
+        assert summary["underfit"] < UNDERFIT < summary["instead"]["underfit"]
+        assert summary["instead"]["of"] == "test_enough:flat"
+        assert summary["instead"]["mirrored"] > enough.ALIKE
+        how = HOLDOUT if summary["cleaned"] else ONCE
+        longer = {"max_epochs": 12, "min_steps": 180, "mixup": "off", "calibrated": True, "augment": "shift+mirror"}
+        alone = Stages(self.config(il_model="test_enough:thin", holdout=replace(how, **longer)))
+        assert alone.irreducible()[0].digest == table.digest
+        small = Stages(self.config(il_model="proxy"))
+        small.irreducible()
+        bills = [s.ledger.stages["irreducible"].flops for s in (stages, alone, small)]
+        assert bills[0] == bills[1] + bills[2]
+
+    def test_where_that_falls_short_too_a_large_one_follows_and_all_three_are_paid(self, monkeypatch):
+        answers = iter(["too small", "still", None])
+        monkeypatch.setattr(Signs, "shortcoming", property(lambda signs: next(answers)))
+        stages = Stages(self.config())
+        _, _, summary = stages.irreducible()
+        assert (summary["name"], summary["augment"]) == ("test_enough:large", "off")
+        assert (summary["instead"]["of"], summary["instead"]["because"]) == ("test_enough:flat", "too small")
+        monkeypatch.setattr(Signs, "shortcoming", property(lambda signs: "too small"))
+        without = Stages(self.config(holdout=HOLDOUT))
+        without.irreducible()
+        assert stages.ledger.stages["irreducible"].flops > without.ledger.stages["irreducible"].flops
+
+    def test_not_of_images_that_mirrored_are_others(self, monkeypatch):
+        monkeypatch.setattr(enough, "ALIKE", 2.0)
+        assert Stages(self.config()).irreducible()[2]["name"] == "test_enough:large"
+
+    def test_not_unless_asked(self):
+        assert Stages(self.config(holdout=HOLDOUT)).irreducible()[2]["name"] == "test_enough:large"
+
+    def test_not_of_what_is_no_image(self):
+        stages = Stages(config(holdout=replace(HOLDOUT, augment="auto")))
+        _, _, summary = stages.irreducible()
+        assert (summary["name"], summary["instead"]["mirrored"]) == ("test_enough:network", None)
+
+    def test_a_comparison_does_the_same(self, tmp_path):
+        plan = Plan(self.config(), methods=(Method(),), steps=12, budgets=(1,), seeds=(0,), itself=False, compared=0)
+        (table,), (cost,) = Lab(plan, tmp_path, Silent()).tables(Method())
+        own, _, summary = Stages(self.config()).irreducible()
+        assert (cost["made_by"], cost["augment"]) == (summary["name"], summary["augment"])
+        assert cost["instead"] == summary["instead"]
+        assert torch.equal(table.values.nan_to_num(), own.values.nan_to_num())
+        made = {"name": cost["made_by"], **cost}
+        assert _made_by({"holdout_models": [made]}).startswith("by test_enough:thin by moved images")
+
+    def test_a_run_that_is_broken_off_in_it_ends_the_same(self, tmp_path):
+        whole = run(self.config(), str(tmp_path / "whole"))
+        asked, moved = iter(range(100)), tmp_path / "r" / ".checkpoint" / "irreducible-moved"
+        with pytest.raises(Interrupted):
+            run(self.config(), str(tmp_path / "r"), every=0.0, stop=lambda: moved.exists() and next(asked) > 3)
+        again = run(self.config(), str(tmp_path / "r"))
+        assert again["il_model"] == whole["il_model"]
+        assert again["sequence"]["digest"] == whole["sequence"]["digest"]
 
 
 class TestCompare:

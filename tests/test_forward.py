@@ -7,7 +7,7 @@ from torch import nn
 import goldiprox as gp
 from conftest import make_blobs, make_mlp
 from goldiprox.errors import ConfigError, ModelMismatch, UnknownName
-from goldiprox.forward import Augmentation, augmented
+from goldiprox.forward import Augmentation, augmented, both_ways
 from goldiprox.holdout import HoldoutConfig
 
 
@@ -62,6 +62,19 @@ def test_only_a_model_that_learns_sees_them():
         augmented(lambda model, x: x, "rotate")  # type: ignore[arg-type]
 
 
+def test_who_learnt_mirrored_images_is_asked_about_both():
+    x = images(4)
+
+    def first_column(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x)[:, 0, 0, :1]
+
+    asked = {how: both_ways(first_column, how)(nn.Identity(), x) for how in ("off", "shift", "mirror", "shift+mirror")}
+    assert torch.equal(asked["off"], x[:, 0, 0, :1])
+    assert torch.equal(asked["shift"], asked["off"])
+    assert torch.equal(asked["mirror"], (x[:, 0, 0, :1] + x[:, 0, 0, -1:]) / 2)
+    assert torch.equal(asked["shift+mirror"], asked["mirror"])
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_memory_stays_as_it_was_laid_out(layout):
     x = images(5).contiguous(memory_format=layout)
@@ -83,8 +96,18 @@ def test_a_holdout_model_learns_them_and_its_table_says_so(global_state):
     (plain, *_), (same, *_), (other, _, (report,), _) = table("off"), table("off"), table("shift", mixup="auto")
     assert plain.digest == same.digest != other.digest == table("shift", mixup="auto")[0].digest
     assert (plain.config["holdout"]["augment"], other.config["holdout"]["augment"]) == ("off", "shift")
-    assert report.underfit is None
-    assert table("off", mixup="auto")[2][0].underfit is not None
+    assert (report.augment, report.mirrored) == ("shift", None)
+    (unmoved,) = table("auto", mixup="auto")[2]  # which only asks
+    assert unmoved.augment == "off"
+    assert unmoved.mirrored is not None
+    assert unmoved.underfit is not None
+    assert table("auto", mixup="auto")[0].digest == table("off", mixup="auto")[0].digest
+    assert table("off", mixup="auto")[2][0].mirrored is None
+    shifted, mirrored = (table(how, calibrated=True) for how in ("shift", "mirror"))
+    more = mirrored[3].examples_scored - shifted[3].examples_scored
+    # The training side; and the inner part, for its odds and for whether it is too small.
+    assert more == len(split.train) + 2 * len(mirrored[2][0].inner)
+    assert mirrored[0].digest != shifted[0].digest
 
 
 def test_inputs_of_several_parts_that_a_model_does_not_take():

@@ -15,10 +15,11 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
         ("mlp128", GREY, 134_794, 0.134),
         ("mlp512", GREY, 932_362, 0.931),
         ("small_cnn", COLOUR, 537_610, 18.9),
+        ("thin_resnet18", COLOUR, 701_466, 35.2),
         ("resnet18", COLOUR, 11_173_962, 557),
     ],
 )
-def test_sizes_are_the_papers(name, shape, parameters, mega_macs):
+def test_how_large_they_are(name, shape, parameters, mega_macs):
     model = gp.build(name, shape, 10)
     assert count_parameters(model) == parameters
     batch = gp.Batch(torch.arange(2), torch.randn(2, *shape), torch.zeros(2, dtype=torch.int64))
@@ -29,7 +30,7 @@ def test_sizes_are_the_papers(name, shape, parameters, mega_macs):
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["mlp128", "mlp512", "small_cnn", "resnet18"])
+@pytest.mark.parametrize("name", list(gp.models.MODELS))
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
 def test_all_models_take_grey_and_colour_images(name, shape):
     assert gp.build(name, shape, 7)(torch.randn(2, *shape)).shape == (2, 7)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from goldiprox.data import Batch
-from goldiprox.forward import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of
+from goldiprox.data import Batch, iterate
+from goldiprox.forward import Forward, PerExampleLoss, call, check_losses, cross_entropy, device_of, is_image
 from goldiprox.irreducible import rivals
 from goldiprox.loop import outputs
 from goldiprox.ranks import Ranks
@@ -183,6 +183,26 @@ def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, others: Tensor,
     own = missed(assess(il_model, data, tried, **settings))
     enough = min(int(own.sum()), int(others.sum())) >= MISSED
     return float(own.mean() / others.double().mean()) if enough else 0.0
+
+
+def mirrored(il_model: nn.Module, data: Any, others: np.ndarray, misses: Tensor, **settings: Any) -> float | None:
+    """How often a model that never saw mirrored images is right on such, divided by how often it is right otherwise.
+
+    Near 1 where what is mirrored is of the same kind: animals, cars. Far below where it is not: digits, shoes. None for
+    what is no image, and where it is never right.
+
+    Args:
+        il_model: Gives class logits.
+        data: The base data set.
+        others: Examples that it did not learn from.
+        misses: Which of these it misses, as `sharpness` says.
+        settings: As for `assess`, with `forward`.
+    """
+    forward, right = settings.pop("forward"), 1 - float(misses.double().mean())
+    if not is_image(next(iterate(data, [torch.as_tensor(others[:2])], device=torch.device("cpu"))).x) or not right:
+        return None
+    found = assess(il_model, data, others, forward=lambda model, x: forward(model, x.flip(-1)), **settings)
+    return (1 - float(missed(found).mean())) / right
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

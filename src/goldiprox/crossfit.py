@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from goldiprox.assessment import assess, assess_together, misses_more, sharpened, sharpness, underfit
+from goldiprox.assessment import assess, assess_together, mirrored, misses_more, sharpened, sharpness, underfit
 from goldiprox.checkpoint import Checkpoints
 from goldiprox.data import iterate, labels_of, require_labels_of_items, unwrap
 from goldiprox.engine import EngineName
 from goldiprox.errors import ConfigError
-from goldiprox.forward import Forward, PerExampleLoss, call, cross_entropy, device_of, in_precision
+from goldiprox.forward import Forward, PerExampleLoss, both_ways, call, cross_entropy, device_of, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport, Judged, can_blend, train_holdout_model
 from goldiprox.irreducible import IrreducibleLosses, Rivals, contradicted, describe, fill, held_against
 from goldiprox.ledger import Cost
@@ -96,6 +96,7 @@ def irreducible_losses(
     how |= {"num_workers": num_workers, "engine": engine, "on_step": on_step}
     doubted, total, ways = np.empty(0, np.int64), Cost(), [config.mixup]
     plain: float | None = None
+    alike: float | None = None
     worse: bool | None = None
     judged: Judged | None = None
     sharpens = (config.calibrated or config.mixup != "off") and loss is cross_entropy
@@ -126,11 +127,12 @@ def irreducible_losses(
         doubted = opinions.ids[contradicted(opinions, labels)]
         _check_enough_is_left(parts, doubted, labels, config)
         ways = [judges[0].mixup]  # the models that are asked take what was better for their judges
-        plain, worse = judges[0].underfit, judges[0].blends_worse
+        plain, alike, worse = judges[0].underfit, judges[0].mirrored, judges[0].blends_worse
         judged = _judged(opinions, judges, ranks)
     values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports = [], []
-    lowered = in_precision(forward, config.training.precision)
+    asking = both_ways(in_precision(forward, config.training.precision), config.moves)
+    looks = 2 if "mirror" in config.moves else 1
     if ways == ["auto"]:
         first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
         ways = ["off", "on"] if can_blend(first) else ["off"]
@@ -154,19 +156,23 @@ def irreducible_losses(
             total.merge(report.cost)
             misses, factor = torch.tensor([report.figures["loss"]], dtype=torch.float64), 1.0
             if sharpens:
-                passes = {"forward": lowered, "num_workers": num_workers}
+                passes = {"forward": asking, "num_workers": num_workers}
                 with total.timed():
                     factor, misses = sharpness(model, data, report.inner, **passes)
-                    if config.mixup != "off" and way == config.augment == "off" and plain is None:
+                    asked = plain is None and way == "off" and (config.mixup != "off" or config.moves != "off")
+                    if asked:
                         plain = underfit(model, data, np.setdiff1d(learn, report.inner), misses, **passes)
-                        total.add(report.rate, scored=len(report.inner))
-                total.add(report.rate, scored=len(report.inner))
+                        total.add(report.rate, scored=looks * len(report.inner))
+                    if asked and config.augment == "auto":
+                        alike = mirrored(model, data, report.inner, misses, **passes)
+                        total.add(report.rate, scored=0 if alike is None else len(report.inner))
+                total.add(report.rate, scored=looks * len(report.inner))
             # What a GPU rounds otherwise must not make ranks choose otherwise.
             if ranks and (sharpens or config.mixup != "off"):
-                own = misses.new_tensor([factor, -1.0 if plain is None else plain])
-                shared = ranks.share(torch.cat([own, misses]).to(ranks.device)).cpu()
-                factor, misses = shared[0].item(), shared[2:]
-                plain = None if plain is None else shared[1].item()
+                said = [factor, *(-1.0 if known is None else known for known in (plain, alike))]
+                shared = ranks.share(torch.cat([misses.new_tensor(said), misses]).to(ranks.device)).cpu()
+                factor, misses = shared[0].item(), shared[3:]
+                plain, alike = (None if known < 0 else known for known in shared[1:3].tolist())
             report.sharpness = factor
             tried.append((misses, model, report))
         # The last learnt from blends, and knows less by heart.
@@ -174,7 +180,7 @@ def irreducible_losses(
         ways = [report.mixup]  # the other folds take what was better for the first
         worse = report is tried[0][2] if len(tried) > 1 else worse
         _warn_if_it_knows_nothing(report, labels)
-        report.underfit, report.blends_worse, report.judged = plain, worse, judged
+        report.underfit, report.mirrored, report.blends_worse, report.judged = plain, alike, worse, judged
         scores = checkpoints and checkpoints.part(f"scores-{number}")
         made = {"split": digest_ids(target), "holdout": asdict(config), "mixup": report.mixup}
         scored = scores and scores.start(made, torch.device("cpu"))
@@ -182,7 +188,7 @@ def irreducible_losses(
             found = scored.state["found"]
         else:
             with total.timed(), seeded(derive("scoring", seed), device_of(model)):
-                settings: dict[str, Any] = {"loss": loss, "forward": sharpened(lowered, report.sharpness)}
+                settings: dict[str, Any] = {"loss": loss, "forward": sharpened(asking, report.sharpness)}
                 if scoring:
                     found = scoring(model, data, target, **settings, folder=scores and scores.folder)
                 elif ranks:
@@ -191,7 +197,7 @@ def irreducible_losses(
                     found = assess(model, data, target, **settings, num_workers=num_workers)
         if scores:
             scores.save(len(target), {"found": found})
-        total.add(report.rate, scored=len(target))
+        total.add(report.rate, scored=looks * len(target))
         fill(values[:, 0], torch.as_tensor(target), found[:, 0])
         values[torch.as_tensor(target), 1:] = found[:, 1:]
         models.append(model)

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from goldiprox.forward import Augmentation
 from goldiprox.holdout import HoldoutConfig, HoldoutReport
 from goldiprox.irreducible import IrreducibleLosses
+from goldiprox.models import THIN
 from goldiprox.suspects import wrong_share
 
 AUTO, PROXY, MODEL = "auto", "proxy", "model"
@@ -18,11 +20,38 @@ UNDERFIT = 0.43
 one never see. On clean labels a larger one was worth 0.1 to 0.3 points at 0.35 to 0.40, 0.5 and 1.0 at 0.45 to
 0.53 (docs/lab-notes.md).
 """
+ALIKE = 0.9
+"""Mirrored images are images of the same kind if a model that never saw any is right on this share of what it is right
+on otherwise. Digits keep less than half, animals and cars all (docs/lab-notes.md).
+"""
+MOVED: Augmentation = "shift+mirror"
+"""What is done to images while a small model learns that is to do as well as a large one."""
+LONGER = 3
+"""How many times as long it learns."""
 
 
-def kinds(
-    il_model: str | None, proxy: str, model: str, *, judged: bool, flops: Callable[[str], float | None]
-) -> list[str]:
+@dataclass(frozen=True)
+class Attempt:
+    """A holdout model to try.
+
+    Attributes:
+        name: Its name.
+        moved: Whether it learns images that are shifted and mirrored, for longer (`HoldoutConfig.augment`).
+    """
+
+    name: str
+    moved: bool = False
+
+
+def attempts(
+    il_model: str | None,
+    proxy: str,
+    model: str,
+    *,
+    judged: bool,
+    moving: bool = False,
+    flops: Callable[[str], float | None],
+) -> list[Attempt]:
     """The holdout models to try, in this order: the next one if the one before falls short.
 
     Args:
@@ -32,16 +61,26 @@ def kinds(
         model: That of the large model.
         judged: Whether it is made in the way that tells what it falls short of (`HoldoutConfig.cleaned`), and anything
             is chosen by its losses; else ``auto`` is ``proxy``.
+        moving: Whether a small one that learns moved images is to be tried before a large one: one like the large
+            model, where such a one is known (`goldiprox.models.THIN`), else another of the proxy's kind.
         flops: Of a pass of a model, by its name; None where they cannot be counted. All that are to be tried are
             counted, so that one which cannot be made is known before another is trained.
     """
     if il_model not in (AUTO, None):
-        names = [{PROXY: proxy, MODEL: model}.get(il_model, il_model)]
+        found = [Attempt({PROXY: proxy, MODEL: model}.get(il_model, il_model))]
+    elif not judged or model == proxy:
+        found = [Attempt(proxy)]
     else:
-        names = list(dict.fromkeys([proxy, model] if judged else [proxy]))
-    cost = {name: flops(name) for name in names}
-    smallest = cost[names[0]]
-    return names[:1] + [n for n in names[1:] if smallest is None or (own := cost[n]) is None or own > smallest]
+        moved = [Attempt(THIN.get(model, proxy), moved=True)] if moving else []
+        found = [Attempt(proxy), *moved, Attempt(model)]
+    cost = {attempt.name: flops(attempt.name) for attempt in found}
+    first, last = cost[found[0].name], cost[found[-1].name]
+    return found if first is None or last is None or last > first else found[:1]
+
+
+def titled(name: str, augment: str | None) -> str:
+    """What to call a holdout model."""
+    return name if augment in (None, "off") else f"{name} by moved images"
 
 
 @dataclass(frozen=True)
@@ -57,6 +96,9 @@ class Signs:
         holdout_wrong_share: Of the labels that it was to learn from, those that are wrong if `wrong_share` of the
             others are, by how many its judges miss of either; None where none were asked.
         holdout_error: The standard error of that.
+        mirrored: How often it is right on mirrored images, divided by how often it is otherwise; None where that was
+            not asked, and where there are no images.
+        moved: Whether it learnt moved images.
     """
 
     wrong_share: float | None
@@ -64,33 +106,39 @@ class Signs:
     blends_worse: bool | None
     holdout_wrong_share: float | None = None
     holdout_error: float = 0.0
+    mirrored: float | None = None
+    moved: bool = False
 
     @classmethod
     def of(cls, table: IrreducibleLosses, report: HoldoutReport) -> "Signs":
         wrong = None if table.rivals is None else wrong_share(table)
+        images = {"mirrored": report.mirrored, "moved": report.augment != "off"}
         if wrong is None or report.judged is None:
-            return cls(wrong, report.underfit, report.blends_worse)
+            return cls(wrong, report.underfit, report.blends_worse, **images)
         missed, own, error = report.judged
         underfit = report.underfit
         if underfit is not None:
             underfit = max(0.0, (underfit * own - wrong) / (own - wrong)) if own > wrong else 0.0
         # Wrong labels are missed, of right ones as many on either side: 1 - missed = (1 - wrong) * (1 - hard).
         scale = (1 - wrong) / max(1 - own, 1e-9)
-        return cls(wrong, underfit, report.blends_worse, max(0.0, 1 - scale * (1 - missed)), scale * error)
+        return cls(wrong, underfit, report.blends_worse, max(0.0, 1 - scale * (1 - missed)), scale * error, **images)
+
+    @property
+    def too_small(self) -> bool:
+        """Whether it misses nearly as much of what it learnt as of the rest."""
+        return (self.underfit or 0.0) > UNDERFIT
+
+    @property
+    def _missed(self) -> str:
+        return f"it misses {100 * (self.underfit or 0.0):.0f}% as much of what it learnt as of the rest"
 
     @property
     def shortcoming(self) -> str | None:
         """What a larger one would do better, in words; None where this one is enough."""
-        share, missed = self.wrong_share or 0.0, self.underfit or 0.0
-        small = missed > UNDERFIT
-        if share > WRONG:
+        share, small = self.wrong_share or 0.0, self.too_small
+        if share > WRONG and not self.moved:  # which then tells wrong from hard as well as a large one
             return f"{100 * share:.0f}% of the labels look wrong{', or it is too small for this data' * small}"
-        if not small:
-            return None
-        return (
-            f"it misses {100 * missed:.0f}% as much of what it learnt as of the rest, as if it were too small, or had "
-            f"learnt too briefly"
-        )
+        return f"{self._missed}, as if it were too small, or had learnt too briefly" if small else None
 
     @property
     def holdout_looks_right(self) -> bool:
@@ -106,16 +154,40 @@ class Signs:
             return low <= WRONG
         return self.holdout_wrong_share < self.wrong_share / 2 and high < self.wrong_share
 
-    def larger(self, config: HoldoutConfig) -> HoldoutConfig:
-        """How a larger one is trained: where the holdout's labels look right once, on all of them and without blends.
+    def calls_for(self, other: Attempt, own: Attempt, latest: "Signs") -> str | None:
+        """Why another holdout model is to be tried, in words; None where it is not.
+
+        A large one is for what falls short. More examples, which moved images are, are also for what knows by heart
+        what it learnt, but not for a model that is too small to learn more; and they must be of the same kind.
+
+        Args:
+            other: The one in question.
+            own: This one.
+            latest: The signs of the latest that was tried.
+        """
+        if not other.moved:
+            return latest.shortcoming
+        if (self.mirrored or 0.0) < ALIKE or (self.too_small and other.name == own.name):
+            return None
+        lacks = f"{self._missed}: it lacks examples" if self.underfit else None
+        return self.shortcoming or lacks
+
+    def then(self, attempt: Attempt, config: HoldoutConfig) -> HoldoutConfig:
+        """How the next one is trained: where the holdout's labels look right once, on all of them and without blends.
 
         What learns no wrong labels needs no judges. That is a third of the price of `HoldoutConfig.robust`, and better,
         since judges take right labels away too (docs/lab-notes.md). Where none look wrong on either side, they may be
         all the same, if a small model finds the noise learnable; but then blends do it no harm.
 
         Args:
+            attempt: The next one. Where it learns moved images these take the place of blends.
             config: How this one was.
         """
         some_look_wrong = (self.wrong_share or 0.0) > WRONG
         once = self.holdout_looks_right and (some_look_wrong or self.blends_worse)
-        return replace(config, cleaned=False, mixup="off", calibrated=True) if once else config
+        if once or attempt.moved:
+            config = replace(config, cleaned=config.cleaned and not once, mixup="off", calibrated=True)
+        if not attempt.moved:
+            return config
+        longer = {"max_epochs": LONGER * config.max_epochs, "min_steps": LONGER * config.min_steps}
+        return replace(config, augment=MOVED, **longer)

@@ -75,6 +75,13 @@ def augmented(forward: Forward, how: Augmentation) -> Forward:
     return learning
 
 
+def both_ways(forward: Forward, how: Augmentation) -> Forward:
+    """The same forward pass; for a model that learnt mirrored images the mean of its outputs for either image."""
+    if "mirror" not in how:
+        return forward
+    return lambda model, x: (forward(model, x) + forward(model, x.flip(-1))) / 2
+
+
 def is_image(x: Any) -> bool:
     """Whether inputs are a batch of images: (examples, channels, height, width)."""
     return isinstance(x, Tensor) and x.ndim == 4

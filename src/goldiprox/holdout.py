@@ -35,6 +35,7 @@ from goldiprox.split import check_ids, digest_ids, holdout_split
 
 Checkpoint = Literal["inner", "last", "training_side"]
 Mixup = Literal["off", "on", "auto"]
+Augment = Literal["off", "shift", "mirror", "shift+mirror", "auto"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class HoldoutConfig:
         calibrated: Logits are made as sharp as the inner part of the holdout wants them
             (`goldiprox.assessment.sharpness`), so that odds mean what they say; where the loss is cross-entropy.
         augment: What is done to images while it learns (`goldiprox.forward.augmented`): a small model that is given
-            more epochs then comes near a large one, at a fraction of its price.
+            more epochs then comes near a large one, at a fraction of its price. ``auto``: nothing; but where one of
+            several is to be taken, one that learns moved images is tried too (`goldiprox.enough`).
     """
 
     checkpoint: Checkpoint = "inner"
@@ -76,15 +78,15 @@ class HoldoutConfig:
     mixup: Mixup = "off"
     cleaned: bool = False
     calibrated: bool = False
-    augment: Augmentation = "off"
+    augment: Augment = "off"
 
     def __post_init__(self):
         if self.checkpoint not in get_args(Checkpoint):
             raise UnknownName("checkpoint rule", self.checkpoint, get_args(Checkpoint))
         if self.mixup not in get_args(Mixup):
             raise UnknownName("mixup", self.mixup, get_args(Mixup))
-        if self.augment not in get_args(Augmentation):
-            raise UnknownName("augmentation", self.augment, get_args(Augmentation))
+        if self.augment not in get_args(Augment):
+            raise UnknownName("augmentation", self.augment, get_args(Augment))
         if min(self.max_epochs, self.patience, self.batch_size) < 1:
             raise ConfigError(
                 f"max_epochs={self.max_epochs}, patience={self.patience}, batch_size={self.batch_size}: "
@@ -92,6 +94,11 @@ class HoldoutConfig:
             )
         if not 0 < self.inner < 1:
             raise ConfigError(f"an inner share of {self.inner} of the holdout is not between 0 and 1")
+
+    @property
+    def moves(self) -> Augmentation:
+        """What is done to images while this very model learns."""
+        return "off" if self.augment == "auto" else self.augment
 
     @classmethod
     def robust(cls, training: TrainingConfig = TrainingConfig(), **changes: Any) -> "HoldoutConfig":
@@ -135,9 +142,12 @@ class HoldoutReport:
         inner: The examples that chose the epoch.
         mixup: Whether it learnt from blends, ``on`` or ``off``.
         sharpness: What its logits were multiplied with for the table.
-        underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two, and
-            where images were augmented: of what it learnt it has then seen other versions.
+        underfit: Of its like without blends (`goldiprox.assessment.underfit`); None where it was not one of two, nor
+            learnt moved images.
         blends_worse: Whether blends missed more of the inner part; None where they were not tried.
+        augment: What was done to images while it learnt.
+        mirrored: How often its like without blends is right on mirrored images of the inner part, divided by how often
+            it is otherwise; None where that was not to be known (`augment` of its configuration), and for other inputs.
         judged: What its judges, models of the other side, miss of the labels that it was to learn from, and of those of
             their own side; None where none were asked.
     """
@@ -152,6 +162,8 @@ class HoldoutReport:
     sharpness: float = 1.0
     underfit: float | None = None
     blends_worse: bool | None = None
+    augment: Augmentation = "off"
+    mirrored: float | None = None
     judged: Judged | None = None
 
 
@@ -209,7 +221,7 @@ def train_holdout_model(
     if config.mixup == "on" and not can_blend(example):
         kind = getattr(example.x, "dtype", type(example.x).__name__)
         raise ConfigError(f"inputs of type {kind} cannot be blended; train the holdout model with mixup='off'")
-    if config.augment != "off" and not is_image(example.x):
+    if config.moves != "off" and not is_image(example.x):
         kind = tuple(example.x.shape[1:]) if isinstance(example.x, Tensor) else type(example.x).__name__
         raise ConfigError(
             f"augment={config.augment!r} is for images, tensors of (channels, height, width); an example's inputs are "
@@ -252,7 +264,7 @@ def train_holdout_model(
         steps=epochs * per_epoch,
         config=config.training,
         loss=training_loss or loss,
-        forward=augmented(forward, config.augment),
+        forward=augmented(forward, config.moves),
         seed=derive("holdout model", seed),
         mixed=config.mixup == "on",
         evaluate=best,
@@ -269,7 +281,7 @@ def train_holdout_model(
     history.cost.add(rate, scored=len(judge) * best.epoch)
     history.cost.seconds += history.cost.evaluation_seconds
     history.cost.evaluation_seconds = 0.0
-    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate, judge, config.mixup)
+    return HoldoutReport(epoch, best.epoch, figures, history.cost, rate, judge, config.mixup, augment=config.moves)
 
 
 def can_blend(example: Batch) -> bool:

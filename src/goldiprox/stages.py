@@ -16,7 +16,7 @@ from goldiprox.checkpoint import Checkpoints
 from goldiprox.crossfit import irreducible_losses
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
-from goldiprox.enough import Signs, kinds
+from goldiprox.enough import Attempt, Signs, attempts
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport
@@ -206,31 +206,34 @@ class Stages:
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
-        name, *others = self.holdout_models
+        first, *others = self.holdout_models
         if not self.config.num_folds:
             self.prepared.split.require_holdout()
         how, where = self.config.holdout, {"group": group, "scoring": scoring}
-        table, models, reports, total = self._irreducible(name, how, None, **where)
-        signs, why = Signs.of(table, reports[0]), None
-        short = signs.shortcoming
-        if short and others:
-            why = {"of": name, "because": short, **asdict(signs)}
-            name, how = others[0], signs.larger(how)
-            table, models, reports, cost = self._irreducible(name, how, why, **where)
+        attempt, why = first, None
+        table, models, reports, total = self._irreducible(first, how, None, **where)
+        asked = signs = Signs.of(table, reports[0])
+        for other in others:
+            if not (because := asked.calls_for(other, first, signs)):
+                continue
+            attempt, how = other, asked.then(other, self.config.holdout)
+            why = why or {"of": first.name, "because": because, **asdict(asked)}
+            table, models, reports, cost = self._irreducible(other, how, why, **where)
             total.merge(cost)
             signs = Signs.of(table, reports[0])
         self.bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
-        summary = {"name": name, "accuracy": accuracy, "cleaned": how.cleaned, **asdict(signs)}
-        summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup")}
-        return table, models, summary | {"shortcoming": None if why else short, "instead": why}
+        summary = {"name": attempt.name, "accuracy": accuracy, "cleaned": how.cleaned, **asdict(signs)}
+        summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup", "augment")}
+        return table, models, summary | {"shortcoming": None if why else signs.shortcoming, "instead": why}
 
     @cached_property
-    def holdout_models(self) -> list[str]:
+    def holdout_models(self) -> list[Attempt]:
         """Which are to be tried, in order; each has been tried on the data."""
         config = self.config
         judged = config.holdout.cleaned and (bool(config.trusted) or needs_table(self.acquisitions[0]))
-        return kinds(config.il_model, config.proxy, config.model, judged=judged, flops=self.flops)
+        given = (config.il_model, config.proxy, config.model)
+        return attempts(*given, judged=judged, moving=config.holdout.augment == "auto", flops=self.flops)
 
     def flops(self, name: str) -> float | None:
         """Of a pass of a holdout model; None where they cannot be counted."""
@@ -238,9 +241,12 @@ class Stages:
         return None if rate is None else rate.forward
 
     def _irreducible(
-        self, name: str, how: HoldoutConfig, instead: dict[str, Any] | None, **where: Any
+        self, attempt: Attempt, how: HoldoutConfig, instead: dict[str, Any] | None, **where: Any
     ) -> tuple[IrreducibleLosses, list[nn.Module], list[HoldoutReport], Cost]:
-        config, title = self.config, f"again, by {name}" if instead else "irreducible losses"
+        config, name, stage = self.config, attempt.name, "irreducible"
+        if instead:
+            stage += " moved" if attempt.moved else " again"
+        title = f"again, by {name}{', moved images' * attempt.moved}" if instead else "irreducible losses"
         recorded = {"il_model": name, "data": config.data.recorded()} | ({"instead": instead} if instead else {})
         model = self.build(name, "holdout model", config.seed)
         with self.threads(model), self.progress.stage(title, None) as on_step:
@@ -254,7 +260,7 @@ class Stages:
                 num_workers=config.num_workers,
                 engine=config.engine,
                 on_step=on_step,
-                checkpoints=self._checkpoints("irreducible again" if instead else "irreducible"),
+                checkpoints=self._checkpoints(stage),
                 extra_config=recorded,
                 **where,
             )

@@ -16,6 +16,7 @@ from goldiprox.compare.figure import draw
 from goldiprox.compare.methods import PAPER, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
+from goldiprox.enough import titled
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
 from goldiprox.rehearsal import in_words, unasked_in_words
 from goldiprox.rules import OVERTAKEN
@@ -239,7 +240,7 @@ def _taken(method: dict[str, Any]) -> str | None:
 
 def _made_by(method: dict[str, Any]) -> str:
     """Which holdout models there were, for how many seeds, and why; nothing where none was needed."""
-    names = [made["name"] for made in method["holdout_models"] if made["name"]]
+    names = [titled(made["name"], made.get("augment")) for made in method["holdout_models"] if made["name"]]
     parts = [
         f"by {n}" + f" for {names.count(n)} of {len(names)} seeds" * (len({*names}) > 1) for n in dict.fromkeys(names)
     ]

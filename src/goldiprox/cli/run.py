@@ -11,6 +11,7 @@ from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, show_trackers, table, times
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
+from goldiprox.enough import titled
 from goldiprox.errors import GoldiproxError, MissingExtra
 from goldiprox.rehearsal import acquisitions, in_words, unasked_in_words
 from goldiprox.report.collect import read_run
@@ -98,7 +99,8 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     if instead := result["il_model"]["instead"]:
         how = "" if result["il_model"]["cleaned"] else ", trained once"
         why = f"since {instead['of']} falls short: {instead['because']}"
-        out.print(f"\nHoldout model: {result['il_model']['name']}{how}, {why}.")
+        name = titled(result["il_model"]["name"], result["il_model"]["augment"])
+        out.print(f"\nHoldout model: {name}{how}, {why}.")
     if why := _why(result):
         out.print(f"\n{why}")
     headers = ["trained on", "final accuracy", "best", "seconds", *(["corrupted picks"] if corrupted["data"] else [])]

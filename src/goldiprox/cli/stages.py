@@ -20,7 +20,7 @@ from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
-from goldiprox.enough import AUTO, MODEL, PROXY
+from goldiprox.enough import AUTO, MODEL, PROXY, titled
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.outputs import JsonLines, save_weights, write_json
@@ -90,7 +90,8 @@ def irreducible(
         return print_json(result)
     out.print(
         f"Wrote {path}: {len(losses):,} irreducible losses, mean {losses.mean().item():.3f}; the holdout model "
-        f"({summary['name']}) has accuracy {percent(summary['accuracy'])} on the inner holdout."
+        f"({titled(summary['name'], summary['augment'])}) has accuracy {percent(summary['accuracy'])} on the inner "
+        f"holdout."
     )
     if instead := summary["instead"]:
         how = "" if summary["cleaned"] else " The labels of the holdout look right, so it was trained once."

@@ -16,7 +16,7 @@ from goldiprox.compare.kept import figures, identity, summed, table_of
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.crossfit import irreducible_losses
-from goldiprox.enough import Signs, kinds
+from goldiprox.enough import Attempt, Signs, attempts
 from goldiprox.errors import ConfigError
 from goldiprox.forward import call, generalised_cross_entropy, in_precision
 from goldiprox.holdout import HoldoutConfig
@@ -88,23 +88,29 @@ class Lab(Bench):
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
             costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
             costs[-1]["accuracy"] = float(np.mean([run.numbers["accuracy"] for run in runs]))
+            costs[-1]["augment"] = runs[0].numbers["augment"]
             costs[-1]["cleaned"] = all(run.numbers["cleaned"] for run in runs)
             costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
 
     def _tables(self, method: Method, offset: int) -> Runs:
-        """Of the first kind of holdout model; where that falls short, of the next."""
-        (first, *others), how = self._il_models(method), self._holdout(method)
-        found = dict(zip(self.plan.seeds, self._tables_of(first, how, method, offset, self.plan.seeds), strict=True))
-        for name in others:
-            for seed, run in list(found.items()):
-                signs = Signs(**run.numbers["signs"])
-                if short := signs.shortcoming:
-                    (other,) = self._tables_of(name, signs.larger(how), method, offset, [seed])
-                    costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
-                    instead = {"of": first, "because": short, **asdict(signs)}
-                    found[seed] = replace(other, numbers=other.numbers | costs | {"instead": instead})
-        return list(found.values())
+        """Of the first holdout model; where that falls short, of the next."""
+        (first, *others), how, found = self._il_models(method), self._holdout(method), []
+        for seed, run in zip(
+            self.plan.seeds, self._tables_of(first.name, how, method, offset, self.plan.seeds), strict=True
+        ):
+            asked = signs = Signs(**run.numbers["signs"])
+            instead = None
+            for attempt in others:
+                if not (because := asked.calls_for(attempt, first, signs)):
+                    continue
+                (other,) = self._tables_of(attempt.name, asked.then(attempt, how), method, offset, [seed])
+                costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
+                instead = instead or {"of": first.name, "because": because, **asdict(asked)}
+                signs = Signs(**other.numbers["signs"])
+                run = replace(other, numbers=other.numbers | costs | {"instead": instead})
+            found.append(run)
+        return found
 
     def _holdout(self, method: Method) -> HoldoutConfig:
         base = self.plan.config.holdout
@@ -149,6 +155,7 @@ class Lab(Bench):
                     "accuracy": accuracy,
                     "epoch": reports[0].epoch,
                     "mixup": reports[0].mixup,
+                    "augment": reports[0].augment,
                     "cleaned": config.cleaned,
                     "signs": asdict(Signs.of(table, reports[0])),
                     "il_model": name,
@@ -402,9 +409,11 @@ class Lab(Bench):
     def _proxy(self, method: Method) -> str:
         return method.proxy or self.plan.config.proxy
 
-    def _il_models(self, method: Method) -> list[str]:
+    def _il_models(self, method: Method) -> list[Attempt]:
         name, judged = method.il_model or self.plan.config.il_model, self._cleaned(method)
-        return kinds(name, self._proxy(method), self.plan.config.model, judged=judged, flops=self._flops)
+        given = (name, self._proxy(method), self.plan.config.model)
+        moving = self._holdout(method).augment == "auto"
+        return attempts(*given, judged=judged, moving=moving, flops=self._flops)
 
     def _cleaned(self, method: Method) -> bool:
         return self.plan.config.holdout.cleaned if method.cleaned is None else bool(method.cleaned)

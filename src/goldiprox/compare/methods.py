@@ -6,8 +6,8 @@ from typing import Any, get_args
 from goldiprox.acquisition import ACQUISITIONS
 from goldiprox.enough import AUTO
 from goldiprox.errors import ConfigError, UnknownName
-from goldiprox.forward import Augmentation, generalised_cross_entropy
-from goldiprox.holdout import Checkpoint, HoldoutConfig, Mixup
+from goldiprox.forward import generalised_cross_entropy
+from goldiprox.holdout import Augment, Checkpoint, HoldoutConfig, Mixup
 from goldiprox.irreducible import Combined
 from goldiprox.optim import Schedule
 from goldiprox.rehearsal import OR_BOTH
@@ -32,7 +32,7 @@ class Method:
         holdout_epochs: At most, for the holdout model.
         il_schedule: Of the holdout model's learning rate. ``cosine`` decays it over all of `holdout_epochs`.
         mixup: Whether the holdout model learns from blends: off, on or auto.
-        augment: What is done to images while the holdout model learns.
+        augment: What is done to images while the holdout model learns, or ``auto``, as in `goldiprox.HoldoutConfig`.
         folds: Cross-fit over this many, instead of learning from the holdout alone.
         il_models: How many holdout models, from other seeds; their losses are combined.
         combine: How: ``losses`` or ``probabilities``.
@@ -56,7 +56,7 @@ class Method:
     holdout_epochs: int | None = None
     il_schedule: Schedule | None = None
     mixup: Mixup | None = None
-    augment: Augmentation | None = None
+    augment: Augment | None = None
     folds: int | None = None
     il_models: int = 1
     combine: Combined = "losses"
@@ -84,7 +84,7 @@ class Method:
             ("checkpoint", Checkpoint),
             ("combine", Combined),
             ("mixup", Mixup),
-            ("augment", Augmentation),
+            ("augment", Augment),
         ):
             value = getattr(self, name)
             if value is not None and value not in get_args(known):

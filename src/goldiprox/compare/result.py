@@ -115,7 +115,8 @@ class Uniform:
 
 def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) -> dict[str, Any]:
     """One method's runs, judged."""
-    nothing = {"flops": 0, "seconds": 0.0, "made_by": None, "accuracy": None, "cleaned": None, "instead": None}
+    described = ("accuracy", "augment", "cleaned", "instead")
+    nothing = {"flops": 0, "seconds": 0.0} | dict.fromkeys(("made_by", *described))
     tables, costs = lab.tables(method) if lab.needs_table(method) else ([], [nothing])
     proxy, replayed = lab.recorded(method, schedule), lab.replayed(method, schedule)
     holdout = {unit: _mean([c[unit] for c in costs]) for unit in ("flops", "seconds")}
@@ -129,9 +130,7 @@ def of_method(lab: Lab, method: Method, schedule: Schedule, uniform: Uniform) ->
         | {"minus_chance": None if drawn is None else asdict(interval(_differences(_final(replayed), drawn)))}
         | {"below_floor": below_floor(lab, method, proxy)},
         "chance": None if drawn is None else asdict(interval(drawn)),
-        "holdout_models": [
-            {"name": c["made_by"]} | {k: c[k] for k in ("accuracy", "cleaned", "instead")} for c in costs
-        ],
+        "holdout_models": [{"name": c["made_by"]} | {k: c[k] for k in described} for c in costs],
         "cost": {"holdout": holdout, "proxy": choosing},
         "recorded_by": [
             {"name": r.numbers["by"]} | {key: r.numbers.get(key) for key in ("rehearsed", "too_small")} for r in proxy
