@@ -428,6 +428,8 @@ class TestRuns:
         assert [short[name] for name in long] == long
         assert short["default"] == "default"
         assert len(short[other]) == 40
+        short = _short([f"default,il_model=thin_resnet18,holdout_epochs={n},augment=shift+mirror" for n in (20, 30)])
+        assert list(short.values()) == ["default,holdout_epochs=20,…", "default,holdout_epochs=30,…"]
 
     def test_tables_of_several_models_differ_from_one_and_cost_as_many(self, own, tmp_path):
         lab = Lab(own, tmp_path, Silent())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import goldiprox as gp
-from goldiprox import crossfit, enough, holdout
+from goldiprox import assessment, crossfit, enough, holdout
 from goldiprox.assessment import sharpness, underfit
 from goldiprox.cli.compare import _made_by
 from goldiprox.compare import lab as labs
@@ -226,7 +226,8 @@ class TestShortcoming:
             return signs.calls_for(other, own, signs) or ""
 
         assert "37% as much of what it learnt as of the rest: it lacks examples" in tried(signs(0.0, 0.37), moved)
-        assert tried(signs(0.0, 0.0), moved) == ""  # it misses too few to tell
+        assert "0% as much" in tried(signs(0.0, 0.0), moved)  # it knows all of it by heart
+        assert tried(replace(signs(0.0, 0.0), mirrored=None), moved) == ""
         assert "look wrong" in tried(signs(0.1, 0.37), moved)
         assert tried(signs(0.0, 0.9), moved) == ""
         assert "as if it were too small" in tried(signs(0.0, 0.9), like)
@@ -389,7 +390,9 @@ class TestRun:
 
     def test_labels_are_judged_where_some_are_to_be_left_out(self):
         stages = Stages(config(acquisition="loss", trusted=10.0))
-        assert stages.holdout_models == [Attempt("test_enough:line"), Attempt("test_enough:network")]
+        small, *moved, large = stages.holdout_models
+        assert (small, large) == (Attempt("test_enough:line"), Attempt("test_enough:network"))
+        assert moved == [Attempt("test_enough:line", moved=True)]
 
     def test_the_paper_has_one_holdout_model(self):
         paper = RunConfig.paper(data=DataConfig("test_enough:crosses"), proxy="test_enough:line")
@@ -436,8 +439,7 @@ class TestMovedImages:
         monkeypatch.setattr(enough, "THIN", {"test_enough:large": "test_enough:thin"})
 
     def config(self, **changes) -> RunConfig:
-        given = {"holdout": replace(HOLDOUT, augment="auto"), "proxy": "test_enough:flat", "model": "test_enough:large"}
-        return config("pictures", **given | changes)
+        return config("pictures", **{"proxy": "test_enough:flat", "model": "test_enough:large"} | changes)
 
     def test_a_small_model_by_moved_images_comes_before_a_large_one(self):
         stages = Stages(self.config())
@@ -463,7 +465,7 @@ class TestMovedImages:
         assert (summary["name"], summary["augment"]) == ("test_enough:large", "off")
         assert (summary["instead"]["of"], summary["instead"]["because"]) == ("test_enough:flat", "too small")
         monkeypatch.setattr(Signs, "shortcoming", property(lambda signs: "too small"))
-        without = Stages(self.config(holdout=HOLDOUT))
+        without = Stages(self.config(holdout=replace(HOLDOUT, augment="off")))
         without.irreducible()
         assert stages.ledger.stages["irreducible"].flops > without.ledger.stages["irreducible"].flops
 
@@ -471,12 +473,23 @@ class TestMovedImages:
         monkeypatch.setattr(enough, "ALIKE", 2.0)
         assert Stages(self.config()).irreducible()[2]["name"] == "test_enough:large"
 
-    def test_not_unless_asked(self):
-        assert Stages(self.config(holdout=HOLDOUT)).irreducible()[2]["name"] == "test_enough:large"
+    def test_not_where_they_are_ruled_out(self):
+        stages = Stages(self.config(holdout=replace(HOLDOUT, augment="off")))
+        assert stages.irreducible()[2]["name"] == "test_enough:large"
+
+    @pytest.mark.parametrize(("augment", "asked"), [("off", False), ("auto", True)])
+    def test_a_small_model_is_asked_about_mirrored_images_if_it_matters(self, monkeypatch, augment, asked):
+        def report(**changes) -> holdout.HoldoutReport:
+            stages = Stages(self.config(il_model="proxy", holdout=replace(HOLDOUT, augment=augment), **changes))
+            return stages._irreducible(Attempt("test_enough:flat"), stages.config.holdout, None)[2][0]
+
+        found = report()
+        assert (found.augment, found.mirrored is not None) == ("off", asked)
+        monkeypatch.setattr(assessment, "MISSED", 10_000)
+        assert report().mirrored is None
 
     def test_not_of_what_is_no_image(self):
-        stages = Stages(config(holdout=replace(HOLDOUT, augment="auto")))
-        _, _, summary = stages.irreducible()
+        _, _, summary = Stages(config()).irreducible()
         assert (summary["name"], summary["instead"]["mirrored"]) == ("test_enough:network", None)
 
     def test_a_comparison_does_the_same(self, tmp_path):

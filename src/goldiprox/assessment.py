@@ -188,8 +188,8 @@ def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, others: Tensor,
 def mirrored(il_model: nn.Module, data: Any, others: np.ndarray, misses: Tensor, **settings: Any) -> float | None:
     """How often a model that never saw mirrored images is right on such, divided by how often it is right otherwise.
 
-    Near 1 where what is mirrored is of the same kind: animals, cars. Far below where it is not: digits, shoes. None for
-    what is no image, and where it is never right.
+    Near 1 where what is mirrored is of the same kind: animals, cars. Far below where it is not: digits. None for what
+    is no image, where it is never right, and where it misses too few for more images to be worth much.
 
     Args:
         il_model: Gives class logits.
@@ -199,7 +199,9 @@ def mirrored(il_model: nn.Module, data: Any, others: np.ndarray, misses: Tensor,
         settings: As for `assess`, with `forward`.
     """
     forward, right = settings.pop("forward"), 1 - float(misses.double().mean())
-    if not is_image(next(iterate(data, [torch.as_tensor(others[:2])], device=torch.device("cpu"))).x) or not right:
+    if not right or misses.sum() < MISSED:
+        return None
+    if not is_image(next(iterate(data, [torch.as_tensor(others[:2])], device=torch.device("cpu"))).x):
         return None
     found = assess(il_model, data, others, forward=lambda model, x: forward(model, x.flip(-1)), **settings)
     return (1 - float(missed(found).mean())) / right

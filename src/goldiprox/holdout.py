@@ -109,7 +109,7 @@ class HoldoutConfig:
             training: The optimiser; its schedule becomes ``cosine``.
             changes: What else is to differ; where `max_epochs` does, it is not raised for few examples.
         """
-        settings: dict[str, Any] = {"mixup": "auto", "cleaned": True}
+        settings: dict[str, Any] = {"mixup": "auto", "augment": "auto", "cleaned": True}
         if "max_epochs" not in changes:
             settings |= {"max_epochs": 10, "min_steps": 300}
         return cls(training=replace(training, schedule="cosine"), **settings | changes)

@@ -54,7 +54,12 @@ HOLDOUT_MODEL: list[Flag] = [
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),
     ("holdout_epochs", int | None, None, "Passes that the holdout model learns for (10, or 300 steps; paper: 100)."),
     ("mixup", str | None, None, "Whether it learns from blends of two examples: auto (the default), on, off."),
-    ("augment", str, "off", "What is done to images while it learns: off, shift, mirror, shift+mirror, auto."),
+    (
+        "augment",
+        str | None,
+        None,
+        "What is done to images while it learns: auto (the default), off, shift, mirror, shift+mirror.",
+    ),
     ("cleaned", bool | None, None, "Learn from labels only where a model of the other side does not contradict."),
 ]
 PROXY: list[Flag] = [("proxy", str, "mlp128", "The small model that selects; or package.module:callable.")]

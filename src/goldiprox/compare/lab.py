@@ -88,7 +88,7 @@ class Lab(Bench):
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
             costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
             costs[-1]["accuracy"] = float(np.mean([run.numbers["accuracy"] for run in runs]))
-            costs[-1]["augment"] = runs[0].numbers["augment"]
+            costs[-1]["augment"] = runs[0].numbers.get("augment", "off")
             costs[-1]["cleaned"] = all(run.numbers["cleaned"] for run in runs)
             costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
