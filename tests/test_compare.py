@@ -425,11 +425,12 @@ class TestRuns:
         long = [f"default,candidates={n},il_model=my_models:resnet_of_width_16" for n in (32, 64)]
         other = "default,il_model=my_models:resnet,holdout_epochs=3"
         short = _short([*long, other, "default"])
-        assert [short[name] for name in long] == long
+        assert [short[name] for name in long] == ["default,candidates=32,…", "default,candidates=64,…"]
         assert short["default"] == "default"
         assert len(short[other]) == 40
         short = _short([f"default,il_model=thin_resnet18,holdout_epochs={n},augment=shift+mirror" for n in (20, 30)])
         assert list(short.values()) == ["default,holdout_epochs=20,…", "default,holdout_epochs=30,…"]
+        assert list(_short([*short, "default"]).values()) == [*short.values(), "default"]
 
     def test_tables_of_several_models_differ_from_one_and_cost_as_many(self, own, tmp_path):
         lab = Lab(own, tmp_path, Silent())
@@ -622,6 +623,8 @@ class TestCommand:
         assert "rank correlation -0.25 after a quarter" in said
         assert said.endswith("try --il-model resnet18")
         assert _unlike(method | {"holdout_models": [{"name": "resnet18"}]}, {"model": "resnet18"}) is None
+        moved = [{"name": "thin_resnet18", "augment": "shift+mirror"}]
+        assert _unlike(method | {"holdout_models": moved}, {"model": "resnet18"}) is None
 
     @pytest.mark.parametrize(
         ("ahead", "right", "said"),
@@ -634,6 +637,7 @@ class TestCommand:
     )
     def test_a_holdout_model_that_is_too_good(self, ahead, right, said):
         method = {"early": {"ended_ahead": ahead}, "holdout_models": [{"accuracy": share} for share in right]}
+        method["recorded_by"] = [{"name": "predictability"}, {"name": "reducible_loss"}]
         uniform = {"budgets": [0.5, 1.0], "accuracy": [{"mean": 0.5}, {"mean": 0.8}]}
         found = _too_good(method, uniform)
         assert (found is not None) == said
@@ -641,6 +645,7 @@ class TestCommand:
             assert "it misses 11.0% of its holdout where the model, trained uniformly, ends by missing 20.0%" in found
         assert _too_good(method, {"budgets": [0.5], "accuracy": [{"mean": 0.5}]}) is None
         assert _too_good(None, uniform) is None
+        assert _too_good(method | {"recorded_by": [{"name": "predictability"}] * 2}, uniform) is None
 
     def test_labels_of_ones_own_are_not_damaged(self, tmp_path, goldiprox, monkeypatch):  # noqa: F811
         (tmp_path / "own_pairs.py").write_text(

@@ -68,11 +68,7 @@ def test_who_learnt_mirrored_images_is_asked_about_both():
     def first_column(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x)[:, 0, 0, :1]
 
-    asked = {how: both_ways(first_column, how)(nn.Identity(), x) for how in ("off", "shift", "mirror", "shift+mirror")}
-    assert torch.equal(asked["off"], x[:, 0, 0, :1])
-    assert torch.equal(asked["shift"], asked["off"])
-    assert torch.equal(asked["mirror"], (x[:, 0, 0, :1] + x[:, 0, 0, -1:]) / 2)
-    assert torch.equal(asked["shift+mirror"], asked["mirror"])
+    assert torch.equal(both_ways(first_column)(nn.Identity(), x), (x[:, 0, 0, :1] + x[:, 0, 0, -1:]) / 2)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -139,3 +135,45 @@ def test_what_is_no_image_is_not_augmented():
         gp.irreducible_losses(make_mlp, blobs, split, config=HoldoutConfig(augment="mirror"))
     with pytest.raises(UnknownName, match="augmentation"):
         HoldoutConfig(augment="flip")  # type: ignore[arg-type]
+
+
+def test_moved_images_take_the_place_of_blends():
+    assert (HoldoutConfig.robust().mixup, HoldoutConfig.robust(augment="off").mixup) == ("auto", "auto")
+    moved = HoldoutConfig.robust(augment="shift")
+    assert (moved.mixup, moved.calibrated, moved.cleaned) == ("off", True, True)
+    assert HoldoutConfig.robust(augment="shift", mixup="on").mixup == "on"
+
+
+def test_outputs_that_are_no_logits_are_not_averaged():
+    blobs = make_blobs()
+    data = gp.TensorData(blobs.x[:, :, None, None].repeat(1, 1, 8, 8), blobs.y, num_classes=4, name="squares")
+    split = gp.holdout_split(len(data), data.labels)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = nn.Sequential(nn.Flatten(), make_mlp(0, num_inputs=128))
+
+        def forward(self, x):
+            return {"logits": self.network(x)}
+
+    def own(output, y):
+        return nn.functional.cross_entropy(output["logits"], y, reduction="none")
+
+    config = HoldoutConfig(max_epochs=2, augment="mirror")
+    table, *_ = gp.irreducible_losses(lambda _: Named(), data, split, config=config, loss=own)
+    assert table.values[table.ids].isfinite().all()
+
+
+def test_how_often_a_model_is_right_counts_both_images():
+    blobs = make_blobs()
+    data = gp.TensorData(blobs.x[:, :, None, None].repeat(1, 1, 8, 8), blobs.y, num_classes=4, name="squares")
+    split = gp.holdout_split(len(data), data.labels)
+    config = HoldoutConfig(max_epochs=2, augment="mirror", calibrated=True)
+
+    def make(number):
+        return nn.Sequential(nn.Flatten(), make_mlp(number, num_inputs=128))
+
+    _, (model,), (report,), _ = gp.irreducible_losses(make, data, split, config=config)
+    right = gp.evaluate_on(data, ids=report.inner, forward=both_ways(lambda model, x: model(x)))(model)["accuracy"]
+    assert report.figures["accuracy"] == pytest.approx(right)

@@ -75,6 +75,8 @@ def test_a_few_examples_decide_nothing(held_out, expected):
 )
 def test_models_too_small_for_their_data_are_not_asked(name, underfit, instead, expected):
     assert too_small("small", {"name": name, "underfit": underfit, "instead": instead}) == expected
+    moved = {"name": name, "underfit": underfit, "moved": True, "instead": None}
+    assert too_small("small", moved) is None  # no model knows moved images by heart
 
 
 @pytest.mark.parametrize(("fewer", "taken"), [(60, "other"), (10, "first"), (0, "first"), (-60, "first")])

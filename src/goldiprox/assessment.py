@@ -185,26 +185,30 @@ def underfit(il_model: nn.Module, data: Any, learnt: np.ndarray, others: Tensor,
     return float(own.mean() / others.double().mean()) if enough else 0.0
 
 
-def mirrored(il_model: nn.Module, data: Any, others: np.ndarray, misses: Tensor, **settings: Any) -> float | None:
-    """How often a model that never saw mirrored images is right on such, divided by how often it is right otherwise.
+def mirrored(
+    il_model: nn.Module, data: Any, others: np.ndarray, misses: Tensor, *, guess: float, **settings: Any
+) -> float | None:
+    """What a model that never saw mirrored images knows of such, divided by what it knows of others: how often it is
+    right, beyond one answer for all.
 
     Near 1 where what is mirrored is of the same kind: animals, cars. Far below where it is not: digits. None for what
-    is no image, where it is never right, and where it misses too few for more images to be worth much.
+    is no image, where it knows nothing, and where it misses too few for more images to be worth much.
 
     Args:
         il_model: Gives class logits.
         data: The base data set.
         others: Examples that it did not learn from.
         misses: Which of these it misses, as `sharpness` says.
+        guess: How often one answer for all would be right.
         settings: As for `assess`, with `forward`.
     """
-    forward, right = settings.pop("forward"), 1 - float(misses.double().mean())
-    if not right or misses.sum() < MISSED:
+    forward, known = settings.pop("forward"), 1 - float(misses.double().mean()) - guess
+    if known <= 0 or misses.sum() < MISSED:
         return None
     if not is_image(next(iterate(data, [torch.as_tensor(others[:2])], device=torch.device("cpu"))).x):
         return None
     found = assess(il_model, data, others, forward=lambda model, x: forward(model, x.flip(-1)), **settings)
-    return (1 - float(missed(found).mean())) / right
+    return (1 - float(missed(found).mean()) - guess) / known
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

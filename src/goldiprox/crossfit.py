@@ -131,8 +131,10 @@ def irreducible_losses(
         judged = _judged(opinions, judges, ranks)
     values = torch.full((len(unwrap(data)), 3), torch.nan)
     models, reports = [], []
-    asking = both_ways(in_precision(forward, config.training.precision), config.moves)
-    looks = 2 if "mirror" in config.moves else 1
+    mirrors = "mirror" in config.moves and loss is cross_entropy  # of other outputs a mean may mean nothing
+    asking, looks = in_precision(forward, config.training.precision), 1 + mirrors
+    if mirrors:
+        asking = both_ways(asking)
     if ways == ["auto"]:
         first = next(iterate(data, [torch.as_tensor(split.train[:2])], device=torch.device("cpu")))
         ways = ["off", "on"] if can_blend(first) else ["off"]
@@ -164,7 +166,7 @@ def irreducible_losses(
                         plain = underfit(model, data, np.setdiff1d(learn, report.inner), misses, **passes)
                         total.add(report.rate, scored=looks * len(report.inner))
                     if asked and config.augment == "auto":
-                        alike = mirrored(model, data, report.inner, misses, **passes)
+                        alike = mirrored(model, data, report.inner, misses, guess=_commonest(labels, report), **passes)
                         total.add(report.rate, scored=0 if alike is None else len(report.inner))
                 total.add(report.rate, scored=looks * len(report.inner))
             # What a GPU rounds otherwise must not make ranks choose otherwise.
@@ -174,6 +176,8 @@ def irreducible_losses(
                 factor, misses = shared[0].item(), shared[3:]
                 plain, alike = (None if known < 0 else known for known in shared[1:3].tolist())
             report.sharpness = factor
+            if mirrors and sharpens:  # as it is asked from here on
+                report.figures["accuracy"] = 1 - float(misses.mean())
             tried.append((misses, model, report))
         # The last learnt from blends, and knows less by heart.
         _, model, report = tried[0] if misses_more(tried[-1][0], tried[0][0]) else tried[-1]
@@ -242,7 +246,7 @@ def _warn_if_it_knows_nothing(report: HoldoutReport, labels: np.ndarray | None) 
     right = report.figures.get("accuracy")
     if labels is None or right is None or len(report.inner) < MIN_INNER:
         return
-    commonest = np.unique(labels[report.inner], return_counts=True)[1].max() / len(report.inner)
+    commonest = _commonest(labels, report)
     if right <= commonest:
         log.warning(
             "the holdout model is right on %.1f%% of the examples that chose its epoch, naming the commonest class "
@@ -250,6 +254,11 @@ def _warn_if_it_knows_nothing(report: HoldoutReport, labels: np.ndarray | None) 
             100 * right,
             100 * commonest,
         )
+
+
+def _commonest(labels: np.ndarray | None, report: HoldoutReport) -> float:
+    """How often one answer for all is right on the inner part; 0 where labels are not known beforehand."""
+    return 0.0 if labels is None else np.unique(labels[report.inner], return_counts=True)[1].max() / len(report.inner)
 
 
 def _judged(opinions: IrreducibleLosses, judges: list[HoldoutReport], ranks: Ranks | None) -> Judged:

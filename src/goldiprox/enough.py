@@ -1,7 +1,8 @@
 """Is a small holdout model enough, or is one of the large model's kind worth its price?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from goldiprox.forward import Augmentation
 from goldiprox.holdout import HoldoutConfig, HoldoutReport
@@ -21,15 +22,15 @@ one never see. On clean labels a larger one was worth 0.1 to 0.3 points at 0.35 
 0.53 (docs/lab-notes.md).
 """
 UNDERFIT_MOVED = 0.65
-"""The same for a model that learnt moved images, which it does not know by heart: half-way between a thin ResNet, as
-good as a `resnet18` at 0.43, and a `small_cnn`, which made worse lists (docs/lab-notes.md).
+"""The same for a model that learnt moved images, which it does not know by heart. With 30 epochs a thin ResNet, as good
+as a `resnet18`, is at 0.41 and 0.43, a `small_cnn`, which makes worse lists, at 0.90 (docs/lab-notes.md).
 """
 ALIKE = 0.9
-"""Mirrored images are images of the same kind if a model that never saw any is right on this share of what it is right
-on otherwise. Digits keep less than half, animals and cars all (docs/lab-notes.md).
+"""Mirrored images are images of the same kind if a model that never saw any knows this share as much of them, beyond
+what one answer for all would be right on. Digits keep less than half, animals and cars all (docs/lab-notes.md).
 """
 MOVED: Augmentation = "shift+mirror"
-"""What is done to images while a small model learns that is to do as well as a large one."""
+"""What is done to images while a thin model learns that is to do as well as a large one."""
 LONGER = 3
 """How many times as long it learns."""
 
@@ -40,11 +41,19 @@ class Attempt:
 
     Attributes:
         name: Its name.
-        moved: Whether it learns images that are shifted and mirrored, for longer (`HoldoutConfig.augment`).
+        moved: Whether it is one like the large model, but thin, that learns images that are shifted and mirrored, for
+            longer (`HoldoutConfig.augment`).
     """
 
     name: str
     moved: bool = False
+
+    def falls_short(self, signs: "Signs") -> str | None:
+        """What a larger one would do better, by the signs of this one, in words; None where it is enough.
+
+        One of moved images tells wrong from hard as well as a large one does (docs/lab-notes.md).
+        """
+        return signs.smallness if self.moved else signs.shortcoming
 
 
 def attempts(
@@ -65,8 +74,8 @@ def attempts(
         model: That of the large model.
         judged: Whether it is made in the way that tells what it falls short of (`HoldoutConfig.cleaned`), and anything
             is chosen by its losses; else ``auto`` is ``proxy``.
-        moving: Whether a small one that learns moved images is to be tried before a large one: one like the large
-            model, where such a one is known (`goldiprox.models.THIN`), else another of the proxy's kind.
+        moving: Whether a thin one that learns moved images is to be tried before a large one, where one like the large
+            model is known (`goldiprox.models.THIN`).
         flops: Of a pass of a model, by its name; None where they cannot be counted. All that are to be tried are
             counted, so that one which cannot be made is known before another is trained.
     """
@@ -75,7 +84,7 @@ def attempts(
     elif not judged or model == proxy:
         found = [Attempt(proxy)]
     else:
-        moved = [Attempt(THIN.get(model, proxy), moved=True)] if moving else []
+        moved = [Attempt(THIN[model], moved=True)] if moving and model in THIN else []
         found = [Attempt(proxy), *moved, Attempt(model)]
     cost = {attempt.name: flops(attempt.name) for attempt in found}
     first, last = cost[found[0].name], cost[found[-1].name]
@@ -85,6 +94,18 @@ def attempts(
 def titled(name: str, augment: str | None) -> str:
     """What to call a holdout model."""
     return name if augment in (None, "off") else f"{name} by moved images"
+
+
+def in_words(instead: Mapping[str, Any]) -> str:
+    """Why another holdout model was made.
+
+    Args:
+        instead: What it was made ``instead`` of, as `run` has it.
+    """
+    said = f"{instead['of']} falls short: {instead['because']}"
+    if also := instead.get("also"):
+        said += f"; so does {titled(also['of'], MOVED)}: {also['because']}"
+    return said
 
 
 @dataclass(frozen=True)
@@ -100,8 +121,8 @@ class Signs:
         holdout_wrong_share: Of the labels that it was to learn from, those that are wrong if `wrong_share` of the
             others are, by how many its judges miss of either; None where none were asked.
         holdout_error: The standard error of that.
-        mirrored: How often it is right on mirrored images, divided by how often it is otherwise; None where that was
-            not asked, where there are no images, and where it misses few (`goldiprox.assessment.mirrored`).
+        mirrored: What it knows of mirrored images, divided by what it knows of others; None where that was not asked,
+            where there are no images, and where it misses few (`goldiprox.assessment.mirrored`).
         moved: Whether it learnt moved images.
     """
 
@@ -133,16 +154,27 @@ class Signs:
         return (self.underfit or 0.0) > (UNDERFIT_MOVED if self.moved else UNDERFIT)
 
     @property
-    def _missed(self) -> str:
-        return f"it misses {100 * (self.underfit or 0.0):.0f}% as much of what it learnt as of the rest"
+    def smallness(self) -> str | None:
+        """In words; None where it is large enough."""
+        if not self.too_small:
+            return None
+        return (
+            f"it misses {100 * (self.underfit or 0.0):.0f}% as much of what it learnt as of the rest, as if it were "
+            f"too small, or had learnt too briefly"
+        )
 
     @property
     def shortcoming(self) -> str | None:
         """What a larger one would do better, in words; None where this one is enough."""
-        share, small = self.wrong_share or 0.0, self.too_small
-        if share > WRONG and not self.moved:  # which then tells wrong from hard as well as a large one
-            return f"{100 * share:.0f}% of the labels look wrong{', or it is too small for this data' * small}"
-        return f"{self._missed}, as if it were too small, or had learnt too briefly" if small else None
+        share = self.wrong_share or 0.0
+        if share > WRONG:
+            return f"{100 * share:.0f}% of the labels look wrong{', or it is too small for this data' * self.too_small}"
+        return self.smallness
+
+    @property
+    def alike(self) -> bool:
+        """Whether mirrored images are of the same kind."""
+        return (self.mirrored or 0.0) >= ALIKE
 
     @property
     def holdout_looks_right(self) -> bool:
@@ -157,23 +189,6 @@ class Signs:
         if self.wrong_share <= WRONG:
             return low <= WRONG
         return self.holdout_wrong_share < self.wrong_share / 2 and high < self.wrong_share
-
-    def calls_for(self, other: Attempt, own: Attempt, latest: "Signs") -> str | None:
-        """Why another holdout model is to be tried, in words; None where it is not.
-
-        A large one is for what falls short. More examples, which moved images are, are for what misses many and is not
-        too small to learn more, or for another one; and they must be of the same kind.
-
-        Args:
-            other: The one in question.
-            own: This one.
-            latest: The signs of the latest that was tried.
-        """
-        if not other.moved:
-            return latest.shortcoming
-        if (self.mirrored or 0.0) < ALIKE or (self.too_small and other.name == own.name):
-            return None
-        return self.shortcoming or f"{self._missed}: it lacks examples"
 
     def then(self, attempt: Attempt, config: HoldoutConfig) -> HoldoutConfig:
         """How the next one is trained: where the holdout's labels look right once, on all of them and without blends.

@@ -75,10 +75,8 @@ def augmented(forward: Forward, how: Augmentation) -> Forward:
     return learning
 
 
-def both_ways(forward: Forward, how: Augmentation) -> Forward:
-    """The same forward pass; for a model that learnt mirrored images the mean of its outputs for either image."""
-    if "mirror" not in how:
-        return forward
+def both_ways(forward: Forward) -> Forward:
+    """The mean of the logits for an image and for the mirrored one, to ask a model that learnt both."""
     return lambda model, x: (forward(model, x) + forward(model, x.flip(-1))) / 2
 
 

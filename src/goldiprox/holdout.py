@@ -110,6 +110,8 @@ class HoldoutConfig:
             changes: What else is to differ; where `max_epochs` does, it is not raised for few examples.
         """
         settings: dict[str, Any] = {"mixup": "auto", "augment": "auto", "cleaned": True}
+        if changes.get("augment", "auto") not in ("auto", "off"):  # moved images take the place of blends
+            settings |= {"mixup": "off", "calibrated": True}
         if "max_epochs" not in changes:
             settings |= {"max_epochs": 10, "min_steps": 300}
         return cls(training=replace(training, schedule="cosine"), **settings | changes)
@@ -146,8 +148,8 @@ class HoldoutReport:
             learnt moved images.
         blends_worse: Whether blends missed more of the inner part; None where they were not tried.
         augment: What was done to images while it learnt.
-        mirrored: How often its like without blends is right on mirrored images of the inner part, divided by how often
-            it is otherwise; None where that was not to be known (`augment` of its configuration), and for other inputs.
+        mirrored: What its like without blends knows of mirrored images of the inner part, divided by what it knows of
+            others (`goldiprox.assessment.mirrored`); None where that was not to be known (``augment="auto"``).
         judged: What its judges, models of the other side, miss of the labels that it was to learn from, and of those of
             their own side; None where none were asked.
     """

@@ -57,7 +57,7 @@ def too_small(proxy: str, il_model: Mapping[str, Any]) -> float | None:
         il_model: The ``name`` of the holdout model, its `goldiprox.enough.Signs`, and what it was made ``instead`` of.
     """
     asked = il_model["instead"] or {**il_model, "of": il_model["name"]}
-    underfit = asked["underfit"] if asked["of"] == proxy else None
+    underfit = asked["underfit"] if asked["of"] == proxy and not asked.get("moved") else None
     return underfit if underfit is not None and underfit > TOO_SMALL else None
 
 

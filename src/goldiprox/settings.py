@@ -20,7 +20,7 @@ class RunConfig:
         data: Which data, and what is done to it.
         proxy: The small model that selects.
         model: The large model that trains on the sequence.
-        il_model: The holdout model: a name, or as `goldiprox.enough.kinds` says.
+        il_model: The holdout model: a name, or as `goldiprox.enough.attempts` says.
         num_folds: Cross-fit over this many folds instead of using the holdout.
         acquisition: Scores candidates; or ``auto``: two sequences are recorded, and one of them is taken, see
             `goldiprox.rehearsal`.

@@ -214,10 +214,14 @@ class Stages:
         table, models, reports, total = self._irreducible(first, how, None, **where)
         asked = signs = Signs.of(table, reports[0])
         for other in others:
-            if not (because := asked.calls_for(other, first, signs)):
+            if not (short := attempt.falls_short(signs)):
+                break
+            if other.moved and not asked.alike:
                 continue
+            why = {"of": first.name, "because": short, **asdict(asked)} if why is None else why
+            if attempt.moved:
+                why |= {"also": {"of": attempt.name, "because": short}}
             attempt, how = other, asked.then(other, self.config.holdout)
-            why = why or {"of": first.name, "because": because, **asdict(asked)}
             table, models, reports, cost = self._irreducible(other, how, why, **where)
             total.merge(cost)
             signs = Signs.of(table, reports[0])

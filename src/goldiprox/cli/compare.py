@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from goldiprox import enough
 from goldiprox.checkpoint import flag
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, failure, next_command, out, percent, print_json, table
@@ -16,8 +17,8 @@ from goldiprox.compare.figure import draw
 from goldiprox.compare.methods import PAPER, parse
 from goldiprox.compare.plan import Plan
 from goldiprox.compare.result import compare as make
-from goldiprox.enough import titled
 from goldiprox.errors import ConfigError, MissingExtra, UnknownName
+from goldiprox.holdout import HoldoutConfig
 from goldiprox.rehearsal import in_words, unasked_in_words
 from goldiprox.rules import OVERTAKEN
 from goldiprox.settings import RunConfig
@@ -113,10 +114,12 @@ def _preset(name: str, plan: Plan, given: list[str]) -> Plan:
         raise UnknownName("preset", name, ["paper"])
     default, config = RunConfig(), plan.config
     given += ["--acquisition"] if config.acquisition not in (default.acquisition, PAPER["acquisition"]) else []
+    moved = HoldoutConfig.robust(augment=config.holdout.augment)  # which decides on blends
     decided = (
         (config, default, ("candidates", "keep", "dropout")),
         (config.training, default.training, ("lr", "weight_decay")),
-        (config.holdout, default.holdout, ("checkpoint", "max_epochs", "mixup", "augment", "cleaned")),
+        (config.holdout, default.holdout, ("checkpoint", "max_epochs", "augment", "cleaned")),
+        (config.holdout, moved, ("mixup",)),
     )
     given += [flag(n) for mine, usual, names in decided for n in names if getattr(mine, n) != getattr(usual, n)]
     if given:
@@ -240,7 +243,7 @@ def _taken(method: dict[str, Any]) -> str | None:
 
 def _made_by(method: dict[str, Any]) -> str:
     """Which holdout models there were, for how many seeds, and why; nothing where none was needed."""
-    names = [titled(made["name"], made.get("augment")) for made in method["holdout_models"] if made["name"]]
+    names = [enough.titled(made["name"], made.get("augment")) for made in method["holdout_models"] if made["name"]]
     parts = [
         f"by {n}" + f" for {names.count(n)} of {len(names)} seeds" * (len({*names}) > 1) for n in dict.fromkeys(names)
     ]
@@ -249,7 +252,7 @@ def _made_by(method: dict[str, Any]) -> str:
         return ", ".join(parts)
     why, once = replaced[0]["instead"], sum(not made["cleaned"] for made in replaced)
     how = f"; trained once, since the holdout's labels look right, for {once} of {len(names)} seeds" * bool(once)
-    return f"{', '.join(parts)}{how}; {why['of']} falls short: {why['because']}"
+    return f"{', '.join(parts)}{how}; {enough.in_words(why)}"
 
 
 def _overtaken(floor: dict[str, Any] | None) -> str | None:
@@ -267,7 +270,7 @@ def _unlike(method: dict[str, Any] | None, result: dict[str, Any]) -> str | None
     """Of a sequence that lost: that its proxy goes by something else than what the model has left to learn."""
     if method is None or sum(method["early"]["ended_ahead"]) >= 0:
         return None
-    if {made["name"] for made in method["holdout_models"]} == {result["model"]}:
+    if all(made["name"] == result["model"] or made.get("augment", "off") != "off" for made in method["holdout_models"]):
         return None
     agreed = [found for found in method["early"]["rank_correlation"] if found is not None]
     if not agreed or sum(agreed) >= 0:
@@ -287,6 +290,8 @@ TOO_GOOD = 0.65
 def _too_good(method: dict[str, Any] | None, uniform: dict[str, Any]) -> str | None:
     """Of a sequence that gained nothing: that its holdout model knows what the model will not learn in its time."""
     if method is None or sum(method["early"]["ended_ahead"]) > 0:
+        return None
+    if {recorded["name"] for recorded in method["recorded_by"]} == {"predictability"}:  # nothing says so of that
         return None
     right = [made["accuracy"] for made in method["holdout_models"] if made["accuracy"] is not None]
     by_length = dict(zip(uniform["budgets"], uniform["accuracy"], strict=True))

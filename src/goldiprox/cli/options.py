@@ -47,8 +47,8 @@ HOLDOUT_MODEL: list[Flag] = [
         "il_model",
         str | None,
         None,
-        "The holdout model: a name, proxy, model, or auto (the default): of the proxy's kind, and of the model's where "
-        "that falls short.",
+        "The holdout model: a name, proxy, model, or auto (the default): of the proxy's kind; where that falls short a "
+        "thin one of the model's kind by moved images, if we have one, or of the model's kind.",
     ),
     ("folds", int, 0, "Cross-fit over this many folds (0: learn from the holdout)."),
     ("checkpoint", str, "inner", "Of the holdout model: inner, last or training_side."),

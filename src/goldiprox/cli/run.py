@@ -4,14 +4,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from goldiprox import pipeline
+from goldiprox import enough, pipeline
 from goldiprox.acquisition import needs_table
 from goldiprox.checkpoint import SECONDS
 from goldiprox.cli import options as o
 from goldiprox.cli.console import Bars, err, next_command, out, percent, print_json, show_trackers, table, times
 from goldiprox.cli.signals import stop
 from goldiprox.data.sources import SOURCES
-from goldiprox.enough import titled
 from goldiprox.errors import GoldiproxError, MissingExtra
 from goldiprox.rehearsal import acquisitions, in_words, unasked_in_words
 from goldiprox.report.collect import read_run
@@ -98,8 +97,8 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     title += f"; {percent(corrupted['data'])} of the training side is corrupted" if corrupted["data"] else ""
     if instead := result["il_model"]["instead"]:
         how = "" if result["il_model"]["cleaned"] else ", trained once"
-        why = f"since {instead['of']} falls short: {instead['because']}"
-        name = titled(result["il_model"]["name"], result["il_model"]["augment"])
+        why = f"since {enough.in_words(instead)}"
+        name = enough.titled(result["il_model"]["name"], result["il_model"]["augment"])
         out.print(f"\nHoldout model: {name}{how}, {why}.")
     if why := _why(result):
         out.print(f"\n{why}")
@@ -110,7 +109,8 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
         il_model, model = result["il_model"]["name"], result["model"]["name"]
-        if needs_table(acquisitions(config.acquisition, config.rule)[0]) and il_model != model:
+        known = not needs_table(acquisitions(config.acquisition, config.rule)[0]) or result["il_model"]["moved"]
+        if not known and il_model != model:
             out.print(
                 f"What its holdout model, {il_model}, cannot learn looks unlearnable; {model} may learn it. Try "
                 f"--il-model {model}."

@@ -20,7 +20,7 @@ from goldiprox.cli.ray import ActorGpus, Actors, RayAddress, ray_scoring
 from goldiprox.cli.signals import stop
 from goldiprox.data.fingerprint import short
 from goldiprox.data.sources import SOURCES
-from goldiprox.enough import AUTO, MODEL, PROXY, titled
+from goldiprox.enough import AUTO, MODEL, PROXY, in_words, titled
 from goldiprox.errors import ConfigError, MissingFile, MissingIrreducible
 from goldiprox.irreducible import IrreducibleLosses
 from goldiprox.outputs import JsonLines, save_weights, write_json
@@ -95,7 +95,7 @@ def irreducible(
     )
     if instead := summary["instead"]:
         how = "" if summary["cleaned"] else " The labels of the holdout look right, so it was trained once."
-        out.print(f"One of the proxy's kind, {instead['of']}, falls short: {instead['because']}.{how}")
+        out.print(f"Not one of the proxy's kind, since {in_words(instead)}.{how}")
     elif summary["shortcoming"] and asked == AUTO and model is None and config.holdout.cleaned:
         out.print(f"It falls short: {summary['shortcoming']}. Say what it is for: --model NAME --force.")
     sizes = fitting_sizes(len(losses)) if len(losses) < 640 else {}

@@ -82,12 +82,14 @@ def _curves(axes: Any, schedule: str, found: dict[str, Any], result: dict[str, A
 
 def _short(names: Iterable[str]) -> dict[str, str]:
     """For the legend: long names without their middle; where that does not tell them apart, without what is common."""
-    names = list(names)
-    common = set.intersection(*(set(name.split(",")[1:]) for name in names))
-    apart = {name: ",".join([*(part for part in name.split(",") if part not in common), *"…"]) for name in names}
     short = {name: name if len(name) <= 40 else f"{name[:19]}…{name[-20:]}" for name in names}
-    told = list(short.values())
-    return {name: text if told.count(text) == 1 else apart[name] if common else name for name, text in short.items()}
+    told = {}
+    for name, text in short.items():
+        alike = [set(other.split(",")[1:]) for other in short if short[other] == text]
+        common = set.intersection(*alike) if len(alike) > 1 else set()
+        apart = ",".join([*(part for part in name.split(",") if part not in common), *"…"])
+        told[name] = text if len(alike) == 1 else apart if common else name
+    return told
 
 
 def _kinds(method: dict[str, Any], name: str) -> list[tuple[str, str, str]]:

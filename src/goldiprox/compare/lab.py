@@ -88,7 +88,7 @@ class Lab(Bench):
             costs.append({unit: summed(run.numbers[unit] for run in runs) for unit in ("flops", "seconds")})
             costs[-1]["made_by"] = "+".join(dict.fromkeys(run.numbers["il_model"] for run in runs))
             costs[-1]["accuracy"] = float(np.mean([run.numbers["accuracy"] for run in runs]))
-            costs[-1]["augment"] = runs[0].numbers.get("augment", "off")
+            costs[-1]["augment"] = runs[0].numbers["augment"]
             costs[-1]["cleaned"] = all(run.numbers["cleaned"] for run in runs)
             costs[-1]["instead"] = next((why for run in runs if (why := run.numbers.get("instead"))), None)
         return tables, costs
@@ -100,13 +100,18 @@ class Lab(Bench):
             self.plan.seeds, self._tables_of(first.name, how, method, offset, self.plan.seeds), strict=True
         ):
             asked = signs = Signs(**run.numbers["signs"])
-            instead = None
-            for attempt in others:
-                if not (because := asked.calls_for(attempt, first, signs)):
+            attempt, instead = first, None
+            for next_one in others:
+                if not (short := attempt.falls_short(signs)):
+                    break
+                if next_one.moved and not asked.alike:
                     continue
+                instead = {"of": first.name, "because": short, **asdict(asked)} if instead is None else instead
+                if attempt.moved:
+                    instead |= {"also": {"of": attempt.name, "because": short}}
+                attempt = next_one
                 (other,) = self._tables_of(attempt.name, asked.then(attempt, how), method, offset, [seed])
                 costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
-                instead = instead or {"of": first.name, "because": because, **asdict(asked)}
                 signs = Signs(**other.numbers["signs"])
                 run = replace(other, numbers=other.numbers | costs | {"instead": instead})
             found.append(run)
