@@ -109,7 +109,7 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     if speedup["steps"] is None:
         out.print("The sequence did not reach uniform's final accuracy on this data.")
         il_model, model = result["il_model"]["name"], result["model"]["name"]
-        known = not needs_table(acquisitions(config.acquisition, config.rule)[0]) or result["il_model"]["moved"]
+        known = not needs_table(acquisitions(config.acquisition, config.rule)[0]) or result["il_model"].get("moved")
         if not known and il_model != model:
             out.print(
                 f"What its holdout model, {il_model}, cannot learn looks unlearnable; {model} may learn it. Try "
