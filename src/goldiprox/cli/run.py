@@ -98,7 +98,7 @@ def _show(result: dict[str, Any], config: RunConfig) -> None:
     if instead := result["il_model"]["instead"]:
         how = "" if result["il_model"]["cleaned"] else ", trained once"
         why = f"since {enough.in_words(instead)}"
-        name = enough.titled(result["il_model"]["name"], result["il_model"]["augment"])
+        name = enough.titled(result["il_model"]["name"], result["il_model"].get("augment"))
         out.print(f"\nHoldout model: {name}{how}, {why}.")
     if why := _why(result):
         out.print(f"\n{why}")
