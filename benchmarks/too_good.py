@@ -7,8 +7,8 @@ A holdout model by its kind (R: `resnet18`, W: of width 32, T: of width 16, S: `
 done for it: ``a`` shifts and mirrors its images, ``c`` lets it learn half of the training side too (two models, each
 judging the half that it did not see), ``p`` takes the mean of its predictions after every epoch (what it learns early
 is easier), ``b32`` learns in batches of 32, ``x4`` takes the mean prediction of four. Another one behind a plus sign
-says which labels are left out: ``R10+R30a``. Then settings as in `ideas.py`. A JSON line for
-each list, as that writes them.
+says which labels are left out: ``R10+R30a``. Then settings as in `ideas.py`. A JSON line for each
+list, as that writes them.
 """
 
 import argparse

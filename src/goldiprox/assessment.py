@@ -208,7 +208,7 @@ def mirrored(
     if not is_image(next(iterate(data, [torch.as_tensor(others[:2])], device=torch.device("cpu"))).x):
         return None
     found = assess(il_model, data, others, forward=lambda model, x: forward(model, x.flip(-1)), **settings)
-    return (1 - float(missed(found).mean()) - guess) / known
+    return max(0.0, 1 - float(missed(found).mean()) - guess) / known
 
 
 def sharpened(forward: Forward, by: float) -> Forward:

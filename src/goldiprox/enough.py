@@ -1,7 +1,7 @@
 """Is a small holdout model enough, or is one of the large model's kind worth its price?"""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from goldiprox.forward import Augmentation
@@ -209,3 +209,30 @@ class Signs:
             return config
         longer = {"max_epochs": LONGER * config.max_epochs, "min_steps": LONGER * config.min_steps}
         return replace(config, augment=MOVED, **longer)
+
+
+def until_enough(
+    found: Sequence[Attempt],
+    config: HoldoutConfig,
+    make: Callable[[Attempt, HoldoutConfig, dict[str, Any] | None], Signs],
+) -> None:
+    """Makes holdout models, until one is enough or there is none left.
+
+    Args:
+        found: Which may be tried, in order.
+        config: How the first one is trained.
+        make: Makes one in such a way, ``instead`` of the first (None: it is the first), and gives its signs.
+    """
+    first, *others = found
+    asked = signs = make(first, config, None)
+    latest, instead = first, None
+    for other in others:
+        if not (short := latest.falls_short(signs)):
+            return
+        if other.moved and not asked.alike:
+            continue
+        if instead is None:
+            instead = {"of": first.name, "because": short, **asdict(asked)}
+        if latest.moved:
+            instead = {**instead, "also": {"of": latest.name, "because": short}}
+        latest, signs = other, make(other, asked.then(other, config), instead)

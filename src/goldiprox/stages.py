@@ -16,7 +16,7 @@ from goldiprox.checkpoint import Checkpoints
 from goldiprox.crossfit import irreducible_losses
 from goldiprox.data import iterate, require_fingerprint
 from goldiprox.engine import EngineName
-from goldiprox.enough import Attempt, Signs, attempts
+from goldiprox.enough import Attempt, Signs, attempts, until_enough
 from goldiprox.errors import ConfigError, FingerprintMismatch, UnknownName
 from goldiprox.forward import call, check_model, in_precision
 from goldiprox.holdout import HoldoutConfig, HoldoutReport
@@ -206,30 +206,24 @@ class Stages:
         self, group: Any = None, scoring: Callable[..., Tensor] | None = None
     ) -> tuple[IrreducibleLosses, list[nn.Module], dict[str, Any]]:
         """Stage 2: the irreducible losses, the model(s) behind them, and how that went."""
-        first, *others = self.holdout_models
         if not self.config.num_folds:
             self.prepared.split.require_holdout()
-        how, where = self.config.holdout, {"group": group, "scoring": scoring}
-        attempt, why = first, None
-        table, models, reports, total = self._irreducible(first, how, None, **where)
-        asked = signs = Signs.of(table, reports[0])
-        for other in others:
-            if not (short := attempt.falls_short(signs)):
-                break
-            if other.moved and not asked.alike:
-                continue
-            why = {"of": first.name, "because": short, **asdict(asked)} if why is None else why
-            if attempt.moved:
-                why |= {"also": {"of": attempt.name, "because": short}}
-            attempt, how = other, asked.then(other, self.config.holdout)
-            table, models, reports, cost = self._irreducible(other, how, why, **where)
+        total, made = Cost(), []
+
+        def make(attempt: Attempt, how: HoldoutConfig, instead: dict[str, Any] | None) -> Signs:
+            table, models, reports, cost = self._irreducible(attempt, how, instead, group=group, scoring=scoring)
             total.merge(cost)
             signs = Signs.of(table, reports[0])
+            made[:] = table, models, reports, attempt, how, instead, signs
+            return signs
+
+        until_enough(self.holdout_models, self.config.holdout, make)
+        table, models, reports, attempt, how, instead, signs = made
         self.bill("irreducible", total, 0)
         accuracy = sum(r.figures["accuracy"] for r in reports) / len(reports)
         summary = {"name": attempt.name, "accuracy": accuracy, "cleaned": how.cleaned, **asdict(signs)}
         summary |= {field: getattr(reports[0], field) for field in ("epoch", "epochs", "mixup", "augment")}
-        return table, models, summary | {"shortcoming": None if why else signs.shortcoming, "instead": why}
+        return table, models, summary | {"shortcoming": None if instead else signs.shortcoming, "instead": instead}
 
     @cached_property
     def holdout_models(self) -> list[Attempt]:

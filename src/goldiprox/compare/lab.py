@@ -16,7 +16,7 @@ from goldiprox.compare.kept import figures, identity, summed, table_of
 from goldiprox.compare.methods import Method
 from goldiprox.compare.plan import Plan
 from goldiprox.crossfit import irreducible_losses
-from goldiprox.enough import Attempt, Signs, attempts
+from goldiprox.enough import Attempt, Signs, attempts, until_enough
 from goldiprox.errors import ConfigError
 from goldiprox.forward import call, generalised_cross_entropy, in_precision
 from goldiprox.holdout import HoldoutConfig
@@ -95,26 +95,20 @@ class Lab(Bench):
 
     def _tables(self, method: Method, offset: int) -> Runs:
         """Of the first holdout model; where that falls short, of the next."""
-        (first, *others), how, found = self._il_models(method), self._holdout(method), []
-        for seed, run in zip(
-            self.plan.seeds, self._tables_of(first.name, how, method, offset, self.plan.seeds), strict=True
-        ):
-            asked = signs = Signs(**run.numbers["signs"])
-            attempt, instead = first, None
-            for next_one in others:
-                if not (short := attempt.falls_short(signs)):
-                    break
-                if next_one.moved and not asked.alike:
-                    continue
-                instead = {"of": first.name, "because": short, **asdict(asked)} if instead is None else instead
-                if attempt.moved:
-                    instead |= {"also": {"of": attempt.name, "because": short}}
-                attempt = next_one
-                (other,) = self._tables_of(attempt.name, asked.then(attempt, how), method, offset, [seed])
-                costs = {u: summed([run.numbers[u], other.numbers[u]]) for u in ("flops", "seconds")}
-                signs = Signs(**other.numbers["signs"])
-                run = replace(other, numbers=other.numbers | costs | {"instead": instead})
-            found.append(run)
+        how, found = self._holdout(method), []
+        for seed in self.plan.seeds:
+            made: list[Kept] = []
+
+            def make(
+                attempt: Attempt, how: HoldoutConfig, instead: dict[str, Any] | None, seed=seed, made=made
+            ) -> Signs:
+                (run,) = self._tables_of(attempt.name, how, method, offset, [seed])
+                made.append(replace(run, numbers=run.numbers | {"instead": instead}))
+                return Signs(**run.numbers["signs"])
+
+            until_enough(self._il_models(method), how, make)
+            costs = {unit: summed(run.numbers[unit] for run in made) for unit in ("flops", "seconds")}
+            found.append(replace(made[-1], numbers=made[-1].numbers | costs))
         return found
 
     def _holdout(self, method: Method) -> HoldoutConfig:
